@@ -14,10 +14,13 @@ mod flush;
 mod group;
 mod line;
 mod post;
+mod rail_care;
+mod rails;
 mod recover;
 mod recovery;
 mod recv;
 mod route;
+mod row_keys;
 mod send;
 mod send_buf;
 mod sizes;
@@ -33,6 +36,6 @@ pub use send::SendComm;
 pub use send_buf::SendBuf;
 pub use work::Work;
 
-pub(crate) use sizes::control_bytes;
+pub(crate) use row_keys::control_bytes;
 
 pub use crate::request::Request;

@@ -16,6 +16,11 @@ macro_rules! mutants {
         impl Mutant {
             /// Every bug.
             pub const ALL: &[Mutant] = &[$(Mutant::$name,)+];
+
+            /// Whether the bug is one of connections of several rails.
+            pub const fn is_of_rails(self) -> bool {
+                self as u8 >= Mutant::ResendOvertaking as u8
+            }
         }
     };
 }
@@ -55,6 +60,16 @@ mutants! {
     ForgetKept,
     /// Half a message of a lost stream is joined with the first bytes of the next stream.
     KeepHalfMessage,
+    /// The sender sends a row again that has overtaken a missing one.
+    ResendOvertaking,
+    /// The receiver waits for a row again that has overtaken a missing one.
+    AwaitOvertaking,
+    /// The sender uses a row before the keys of its buffers have arrived.
+    UseOldKeys,
+    /// The receiver writes slots with the key of the rail that was first before.
+    WriteToOldRail,
+    /// The two ends decide differently which rails carry data.
+    TrustAlone,
 }
 
 /// 0, or one more than the number of the planted bug.

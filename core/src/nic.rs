@@ -109,6 +109,35 @@ pub trait Nic {
     fn query_gid(&self, _index: u8) -> Result<Gid, NicError> {
         Ok(self.query_port()?.gid)
     }
+    /// The most rails of such a NIC. A NIC with several rails carries each connection over several
+    /// ports; a NIC of one port has one.
+    const RAILS_MAX: usize = 1;
+    /// The number of rails, from 1 to [`Nic::RAILS_MAX`]. Rails are numbered from 0.
+    fn rails(&self) -> usize {
+        1
+    }
+    /// Queries the port of a rail as [`Nic::query_port`] does.
+    ///
+    /// # Errors
+    /// The device does not answer.
+    fn query_rail(&self, _rail: usize) -> Result<PortAttr, NicError> {
+        self.query_port()
+    }
+    /// Name of a rail's device for people.
+    fn rail_name(&self, _rail: usize) -> &str {
+        self.name()
+    }
+    /// The rail on which a queue pair lies.
+    #[inline(always)]
+    fn rail_of(&self, _qp: &Self::Qp) -> usize {
+        0
+    }
+    /// The key by which a peer on a rail names the range whose key is `rkey` here. A NIC with several
+    /// rails has one key for a range, and each of its devices has another one.
+    #[inline(always)]
+    fn rail_rkey(&self, _rail: usize, rkey: u32) -> u32 {
+        rkey
+    }
     /// Allocates zeroed, page-aligned memory.
     fn alloc(&self, len: usize) -> Result<Self::Memory, NicError>;
     /// Allocates a protection domain (`ibv_alloc_pd`).
@@ -139,7 +168,21 @@ pub trait Nic {
     /// Creates a reliable connection's queue pair in state RESET (`ibv_create_qp`). Both its queues
     /// complete on `cq`. Only signaled work requests complete (`sq_sig_all = 0`).
     fn create_qp(&self, pd: &Self::Pd, cq: &Self::Cq, cap: &QpCap) -> Result<Self::Qp, NicError>;
-    /// The 24-bit number by which the peer names this queue pair.
+    /// Creates a queue pair as [`Nic::create_qp`] does, on a rail.
+    ///
+    /// # Errors
+    /// The device refuses to create the queue pair.
+    fn create_rail_qp(
+        &self,
+        _rail: usize,
+        pd: &Self::Pd,
+        cq: &Self::Cq,
+        cap: &QpCap,
+    ) -> Result<Self::Qp, NicError> {
+        self.create_qp(pd, cq, cap)
+    }
+    /// The 24-bit number by which the peer names this queue pair. A NIC with several rails adds the
+    /// number of the rail above these bits, here and in completions.
     fn qp_num(&self, qp: &Self::Qp) -> u32;
     /// Makes one move of the queue pair's state machine (`ibv_modify_qp`).
     fn modify_qp(&self, qp: &Self::Qp, transition: &QpTransition) -> Result<(), NicError>;

@@ -7,6 +7,7 @@
 //! - [`tcp`]: the TCP connections of the handshake
 //! - [`soft`]: a NIC in software over [`udp`], with captures of its packets ([`pcap`])
 //! - [`socket`]: the transport over TCP for hosts without RDMA
+//! - [`rails`]: several ports as one NIC
 //! - [`proxy`]: the proxy's threads and shared memory
 //! - [`shm`]: memory that processes share
 //! - [`rendezvous`]: how ranks find each other
@@ -27,6 +28,7 @@ pub mod pmi;
 pub mod ports;
 pub mod processors;
 pub mod proxy;
+pub mod rails;
 pub mod random;
 pub mod recorder;
 pub mod rendezvous;

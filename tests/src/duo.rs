@@ -142,13 +142,14 @@ pub fn connect_in<N: Nic + Clone>(
         settings[1],
         0,
     );
+    // Comms are large, and without optimization each move takes room on the stack.
     let (mut send, mut recv) = (None, None);
     for _ in 0..POLLS_MAX {
         if send.is_none() {
-            send = connector.poll(0)?;
+            send = connector.poll(0)?.map(Box::new);
         }
         if recv.is_none() {
-            recv = acceptor.poll(0)?;
+            recv = acceptor.poll(0)?.map(Box::new);
         }
         if send.is_some() && recv.is_some() {
             break;
@@ -156,7 +157,7 @@ pub fn connect_in<N: Nic + Clone>(
         idle();
     }
     match (send, recv) {
-        (Some(send), Some(recv)) => Ok(Duo { send, recv, cable, send_pd, recv_pd }),
+        (Some(send), Some(recv)) => Ok(Duo { send: *send, recv: *recv, cable, send_pd, recv_pd }),
         _ => panic!("no connection after {POLLS_MAX} polls of both ends"),
     }
 }

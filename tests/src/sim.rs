@@ -18,6 +18,7 @@ mod wire;
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
 
 use invar_core::nic::{Mtu, PollError, QpState, QpTransition, RtrAttr, SourcePorts, Wc};
 use invar_core::roce::UDP_PORT;
@@ -28,7 +29,7 @@ pub use campaign::{Campaign, Failure, Progress, Summary};
 pub use coverage::{Coverage, Fault, FaultRow, Machine, State};
 pub use nic::{SimCq, SimMr, SimNic, SimQp};
 pub use outcome::{Event, Outcome};
-pub use simulation::{COMMS, RANKS, SIMULATIONS, Simulation, TWICE_EVERY};
+pub use simulation::{COMMS, RAILS, RANKS, SIMULATIONS, Simulation, TWICE_EVERY};
 pub use wire::{Link, WireCounters};
 
 use wire::{Arrival, Heading, Outgoing, Wire};
@@ -38,6 +39,11 @@ const STEPS_AT_ONCE_MAX: u32 = 1_000_000;
 
 /// The UDP ports from which every host sends.
 const SOURCE_PORTS: [u16; SourcePorts::MAX] = [0xc000, 0xc001, 0xc002, 0xc003];
+
+/// A thread for histories. Without optimization each move of a comm or a queue pair takes room on the stack.
+pub fn roomy_thread() -> thread::Builder {
+    thread::Builder::new().stack_size(16 << 20)
+}
 
 /// The simulated network. Clones are the same network.
 #[derive(Clone)]

@@ -9,10 +9,11 @@ use super::Request;
 use super::control::Control;
 use super::fast::Fast;
 use super::line::Line;
+use super::rails::Rails;
 use super::recovery::Recovery;
 use super::route::Route;
 use super::watch::{Rows, Verdict, Watch, patience_ns};
-use crate::conn::{CommSettings, Exchange, Parts, Stream, StreamError, Verbs};
+use crate::conn::{CommSettings, Exchange, Parts, Stream, StreamError, Verbs, rail_of};
 use crate::error::{CompletionError, Ends, Error, Report, Suspicion};
 use crate::nic::{Nic, NicError, PollError, Refusal, Refused, Wc, WcStatus};
 use crate::request::{Progress, RequestRing};
@@ -75,6 +76,7 @@ pub(super) struct Base<N: Nic, S, R, T, const REQS: usize> {
     pub(super) stalls: stall::Watch,
     /// The number of reports about the port that were heeded.
     port_changes: u32,
+    pub(super) rails: Rails,
     pub(super) ends: Ends,
     pub(super) pending: Option<Exchange>,
 }
@@ -92,6 +94,7 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         let peer_port = peer.filter(|peer| peer.recovers).map(|peer| peer.renewal_port);
         let port_changes = verbs.nic.port_changes();
         let line = Line::new(stream, verbs.side, &verbs.session, peer_port);
+        let rails = Rails::new(verbs.rails.count, verbs.lead());
         Base {
             reqs,
             wcs: [Wc::default(); POLL_BATCH],
@@ -108,6 +111,7 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
             watch: Watch::default(),
             port_changes,
             stalls,
+            rails,
             ends,
             pending,
         }
@@ -334,13 +338,17 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         if self.recovery.is_under_way() {
             return self.recovery.flushed(wc);
         }
+        if self.has_rails() && self.is_of_probe(wc) {
+            return;
+        }
         let CommSettings { timeout, retry_cnt, .. } = self.verbs.settings;
-        let port_trouble = self.verbs.port_trouble();
+        let port_trouble = self.verbs.port_trouble(rail_of(wc.qp_num));
         let (status, qpn, vendor_err) = (wc.status, wc.qp_num, wc.vendor_err);
         let error = CompletionError { status, qpn, vendor_err, timeout, retry_cnt, port_trouble };
         let is_open = matches!(self.gate, Gate::Open | Gate::Group);
         if is_open && self.recovery.may_help(&error) {
             info!("{}", self.report(Error::Completion(error)));
+            self.rails.blame(wc.qp_num);
             return self.suspect(Suspicion::Completion(error.status));
         }
         // A peer that has closed may have reported over the stream that all messages have arrived.
@@ -370,7 +378,7 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         let patience_ns = patience_ns(suspect_after_ns, rows.bytes, self.verbs.port.speed_mbps);
         match self.watch.look(now_ns, rows, seen_counts, patience_ns) {
             Verdict::Fine => {}
-            Verdict::Ask => self.line.send(&Control::Ask { rows: rows.said }),
+            Verdict::Ask => _ = self.line.send(&Control::Ask { rows: rows.said }),
             Verdict::Suspect => self.suspect(Suspicion::Silence),
         }
     }
@@ -384,7 +392,11 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
             Gate::Open | Gate::Group => {}
         }
         let checked = self.verbs.qps().try_for_each(|qp| self.verbs.nic.check(qp));
-        checked.map_err(|error| self.nic_failed(error))?;
+        match checked {
+            // Others are left.
+            Err(error) if self.has_rails() => self.rail_refused(error)?,
+            checked => checked.map_err(|error| self.nic_failed(error))?,
+        }
         // The program may never test the request whose queue pair has failed.
         while matches!(self.gate, Gate::Open | Gate::Group) && self.poll() {}
         match self.gate {
@@ -392,9 +404,11 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
             Gate::Closed | Gate::Failed => return Err(self.refuse()),
             Gate::Open | Gate::Group => {}
         }
-        if self.recovery.is_agreed() && self.port_changes != self.verbs.nic.port_changes() {
+        // The ports of several rails are looked at one by one.
+        let is_heeded = self.recovery.is_agreed() && !self.has_rails();
+        if is_heeded && self.port_changes != self.verbs.nic.port_changes() {
             self.port_changes = self.verbs.nic.port_changes();
-            if let Some(trouble) = self.verbs.port_trouble() {
+            if let Some(trouble) = self.verbs.port_trouble(self.verbs.lead()) {
                 self.suspect(Suspicion::Port(trouble));
                 return Ok(());
             }

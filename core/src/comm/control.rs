@@ -12,17 +12,22 @@
 //! or taken twice where the stream is made anew; see [`super::line`]. A report replaces the messages before
 //! it, so an end keeps few messages.
 
-use static_assertions::assert_eq_size;
+mod rails;
+
+use static_assertions::{assert_eq_size, const_assert};
 use zerocopy::byteorder::little_endian::U64;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::conn::wire::{
     MESSAGE_BYTES_MAX, PREFACE_BYTES, Preface, PrefaceBytes, QP_INFO_BYTES, QpInfo, QpInfoBytes,
 };
-use crate::conn::{Stream, StreamError};
+use crate::conn::{RailSet, Stream, StreamError};
 use crate::error::Error;
 use crate::mutant::{Mutant, is_planted};
 use crate::stall::{EndView, VIEW_BYTES, ViewBytes};
+use rails::{RAILS_REPORT_BYTES, RailsReportBytes};
+
+pub(super) use rails::{RailEnd, RailsReport, RowSet};
 
 /// The head of each message, little-endian.
 ///
@@ -64,6 +69,11 @@ const HEAD_BYTES: usize = size_of::<HeadBytes>();
 const REPORT_BYTES: usize = HEAD_BYTES + size_of::<ReportBytes>();
 /// Bytes of a [`Control::View`].
 const VIEW_MESSAGE_BYTES: usize = HEAD_BYTES + VIEW_BYTES;
+const RAILS_BYTES: usize = HEAD_BYTES + RAILS_REPORT_BYTES;
+/// Bytes of the longest message.
+const MESSAGE_MAX: usize = RAILS_BYTES;
+
+const_assert!(REPORT_BYTES <= MESSAGE_MAX);
 
 assert_eq_size!(HeadBytes, [u8; 32]);
 assert_eq_size!(ReportBytes, [u8; 8 + PREFACE_BYTES + QP_INFO_BYTES]);
@@ -71,12 +81,15 @@ assert_eq_size!([u8; size_of::<ReportBytes>()], [u8; 8 + MESSAGE_BYTES_MAX]);
 
 const CLOSE: [u8; 8] = *b"\x89CLOSE\r\n";
 const REPORT: [u8; 8] = *b"\x89AGAIN\r\n";
+const RAILS: [u8; 8] = *b"\x89RAILS\r\n";
+const RAILS_UP: [u8; 8] = *b"\x89PORTS\r\n";
 const READY: [u8; 8] = *b"\x89READY\r\n";
 const FAILED: [u8; 8] = *b"\x89ENDED\r\n";
 const ASK: [u8; 8] = *b"\x89WHERE\r\n";
 const SEEN: [u8; 8] = *b"\x89SEEN!\r\n";
-const ALL: [[u8; 8]; 7] = [CLOSE, REPORT, READY, FAILED, ASK, SEEN, VIEW];
 const VIEW: [u8; 8] = *b"\x89STUCK\r\n";
+/// All messages.
+const ALL: [[u8; 8]; 9] = [CLOSE, REPORT, RAILS, RAILS_UP, READY, FAILED, ASK, SEEN, VIEW];
 
 /// A message of one end to the other.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -86,6 +99,10 @@ pub(super) enum Control {
     Close { rows_done: u64 },
     /// This end's old queue pairs have stopped, and these are its new ones.
     Report(Report),
+    /// The same report, of an end of a connection with several rails.
+    RailsReport(RailsReport),
+    /// The ports of these rails are up at this end.
+    RailsUp { rails: RailSet },
     /// This end's queue pairs of attempt `attempt` send and receive.
     Ready { attempt: u32 },
     /// This end has sent or posted so many rows. Which of them have come?
@@ -115,7 +132,7 @@ pub(super) struct Report {
 }
 
 /// Bytes that a writer keeps: a message that is half sent, a report, and the short messages after it.
-const KEPT_BYTES_MAX: usize = 2 * REPORT_BYTES + 8 * HEAD_BYTES;
+const KEPT_BYTES_MAX: usize = 2 * MESSAGE_MAX + 8 * HEAD_BYTES;
 
 /// Sends messages over the stream of a comm, and keeps those that the peer may not have.
 pub(super) struct ControlWriter {
@@ -129,7 +146,7 @@ pub(super) struct ControlWriter {
 
 /// Receives messages from the stream of a comm.
 pub(super) struct ControlReader {
-    bytes: [u8; REPORT_BYTES],
+    bytes: [u8; MESSAGE_MAX],
     got: usize,
     /// The number of the message that is awaited.
     next: u64,
@@ -141,6 +158,7 @@ pub(super) struct ControlReader {
 fn message_bytes(head: &HeadBytes) -> usize {
     match head.magic {
         REPORT => REPORT_BYTES,
+        RAILS => RAILS_BYTES,
         VIEW => VIEW_MESSAGE_BYTES,
         _ => HEAD_BYTES,
     }
@@ -158,6 +176,8 @@ impl ControlWriter {
         let (magic, value) = match message {
             Control::Close { rows_done } => (CLOSE, *rows_done),
             Control::Report(report) => (REPORT, report.attempt.into()),
+            Control::RailsReport(report) => (RAILS, report.attempt.into()),
+            Control::RailsUp { rails } => (RAILS_UP, rails.0.into()),
             Control::Ready { attempt } => (READY, (*attempt).into()),
             Control::Ask { rows } => (ASK, *rows),
             Control::Seen { rows } => (SEEN, *rows),
@@ -166,12 +186,16 @@ impl ControlWriter {
         };
         let head =
             HeadBytes { magic, value: value.into(), number: self.next.into(), heard: heard.into() };
-        let (report, view);
+        let (report, rails, view);
         let body = match message {
             Control::Report(Report { rows, preface, info, .. }) => {
                 let (preface, info) = (preface.to_bytes(), info.to_bytes());
                 report = ReportBytes { rows: (*rows).into(), preface, info };
                 report.as_bytes()
+            }
+            Control::RailsReport(report) => {
+                rails = report.to_bytes();
+                rails.as_bytes()
             }
             Control::View { view: of, .. } => {
                 view = of.to_bytes();
@@ -181,9 +205,11 @@ impl ControlWriter {
         };
         match magic {
             // The peer needs no older report, and no word about an older attempt.
-            REPORT => self.forget(|_, is_half_sent| !is_half_sent),
-            // Views must leave room for other messages.
-            VIEW => self.forget(|head, is_half_sent| !is_half_sent && head.magic == VIEW),
+            REPORT | RAILS => self.forget(|_, is_half_sent| !is_half_sent),
+            // Views and words about ports must leave room for other messages. The last one counts.
+            VIEW | RAILS_UP => {
+                self.forget(|head, is_half_sent| !is_half_sent && head.magic == magic)
+            }
             _ => {}
         }
         if self.kept.len() + HEAD_BYTES + body.len() > self.kept.capacity() {
@@ -244,7 +270,7 @@ impl ControlWriter {
 
 impl ControlReader {
     pub(super) const fn new() -> Self {
-        ControlReader { bytes: [0; REPORT_BYTES], got: 0, next: 0, heard: 0 }
+        ControlReader { bytes: [0; MESSAGE_MAX], got: 0, next: 0, heard: 0 }
     }
 
     /// The number of the message that is awaited.
@@ -279,6 +305,7 @@ impl ControlReader {
             let want = match self.bytes.first_chunk() {
                 Some(&REPORT) if self.got >= HEAD_BYTES => REPORT_BYTES,
                 Some(&VIEW) if self.got >= HEAD_BYTES => VIEW_MESSAGE_BYTES,
+                Some(&RAILS) if self.got >= HEAD_BYTES => RAILS_BYTES,
                 _ => HEAD_BYTES,
             };
             if self.got >= want {
@@ -316,7 +343,8 @@ impl ControlReader {
             CLOSE => Control::Close { rows_done: value },
             READY => Control::Ready { attempt: attempt()? },
             REPORT => {
-                let body = ReportBytes::ref_from_bytes(body).map_err(|_| Error::Unexpected)?;
+                let (body, _) =
+                    ReportBytes::ref_from_prefix(body).map_err(|_| Error::Unexpected)?;
                 let preface = Preface::parse(&body.preface).map_err(Error::Preface)?;
                 let info = QpInfo::parse(&body.info, usize::from(qps), false);
                 let info = info.map_err(Error::QpInfo)?;
@@ -325,6 +353,12 @@ impl ControlReader {
             }
             ASK => Control::Ask { rows: value },
             SEEN => Control::Seen { rows: value },
+            RAILS => {
+                let (body, _) =
+                    RailsReportBytes::ref_from_prefix(body).map_err(|_| Error::Unexpected)?;
+                Control::RailsReport(RailsReport::parse(attempt()?, body)?)
+            }
+            RAILS_UP => Control::RailsUp { rails: RailSet(value as u8) },
             FAILED => Control::Failed,
             VIEW => {
                 let (view, _) = ViewBytes::ref_from_prefix(body).map_err(|_| Error::Unexpected)?;
@@ -390,6 +424,8 @@ mod tests {
             renewal_port: 0,
             shares_views: true,
             long_mtu_bytes: 0,
+            rails: 1,
+            rail: 0,
             device: DeviceName::new(),
         };
         let info = QpInfo {

@@ -2,7 +2,7 @@
 //! (`net_ib.cc ncclIbIflush`).
 
 use super::Request;
-use crate::conn::{Peer, Verbs, fence};
+use crate::conn::{Peer, Verbs, fence, wire_qpn};
 use crate::error::Error;
 use crate::nic::{
     Access, Memory, MemoryKeys, Nic, NicError, PortAttr, QpOptions, SendFlags, SendOpcode, SendWr,
@@ -124,7 +124,7 @@ impl<N: Nic> Reader<N> {
         let memory = verbs.nic.alloc(size_of::<u64>())?;
         let access = Access::LOCAL_WRITE | Access::REMOTE_READ;
         let (qp, mr) = verbs.create_own(&memory, access)?;
-        let qpn = verbs.nic.qp_num(&qp);
+        let qpn = wire_qpn(verbs.nic.qp_num(&qp));
         let info = verbs.info(verbs.port.active_mtu);
         let options = verbs.port.options & QpOptions::ICRC_MASKS_IP_ID;
         let PortAttr { udp_port, udp_source_ports, .. } = verbs.port;
@@ -139,7 +139,7 @@ impl<N: Nic> Reader<N> {
         let wr = SendWr {
             wr_id,
             remote_addr: buf.addr,
-            rkey: buf.rkey,
+            rkey: nic.rail_rkey(nic.rail_of(&self.qp), buf.rkey),
             sge,
             opcode: SendOpcode::RdmaRead,
             flags: SendFlags::SIGNALED,

@@ -141,6 +141,11 @@ impl Group {
         self.first.message(r)
     }
 
+    /// The number of the request of the group's first message.
+    pub(super) fn first(&self) -> u32 {
+        self.first.raw()
+    }
+
     /// The number of messages in the group.
     pub(super) fn nreqs(&self) -> usize {
         self.nreqs
@@ -167,6 +172,11 @@ impl Group {
     #[inline(always)]
     fn start(&self) -> usize {
         END - self.nreqs.min(END)
+    }
+
+    /// The buffers of the WRITEs: the WRITE at an index is for the buffer at this index.
+    pub(super) fn order(&self) -> &[u8; RECVS_MAX] {
+        &self.order
     }
 
     /// The WRITEs, followed by the work request that ends the group.

@@ -79,10 +79,12 @@ impl<S: Stream> Line<S> {
         if self.loss.is_some() { Some(false) } else { self.stream.host_answers() }
     }
 
-    /// Sends a message, now or over the next stream.
-    pub(super) fn send(&mut self, message: &Control) {
-        self.writer.put(message, self.reader.next());
+    /// Sends a message, now or over the next stream. Returns `false` if there is no room, because the peer
+    /// reads nothing.
+    pub(super) fn send(&mut self, message: &Control) -> bool {
+        let is_kept = self.writer.put(message, self.reader.next());
         self.flush();
+        is_kept
     }
 
     /// The times since the peer was heard of last, and since the stream was lost, if it is.

@@ -4,11 +4,67 @@
 //! bytes, since NCCL's LL and LL128 protocols need this. On each queue pair a message or group ends
 //! with one signaled WRITE_WITH_IMM, and the receiver counts one completion for each queue pair.
 
+use super::row_keys;
 use super::sizes::{SIZES_ROW_BYTES, Sizes, SizesRow, sizes_offset};
-use crate::conn::Verbs;
+use crate::conn::{RAILS_MAX, Verbs};
 use crate::fifo::{LEN_MAX, RECVS_MAX};
-use crate::math::{QP_SPLIT_ALIGN, QpSplit};
+use crate::math::{QP_SPLIT_ALIGN, QpPart, QpSplit};
 use crate::nic::{Link, Listed, Memory, Nic, NicError, NumSge, SendFlags, SendOpcode, SendWr, Sge};
+
+/// Rows of one buffer of at most this length take one queue pair, if the connection has several rails.
+pub(super) const SMALL_BYTES_MAX: u32 = 4096;
+
+/// The index of the only queue pair of a row, if the row takes just one: on a connection of several rails,
+/// small rows take the queue pairs in turn. Both ends decide so, by the row's first slot.
+#[inline(always)]
+pub(super) fn only_qp<N: Nic>(
+    verbs: &Verbs<N>,
+    row: u64,
+    nreqs: usize,
+    size: u32,
+) -> Option<usize> {
+    if N::RAILS_MAX == 1 || verbs.rails.count == 1 || nreqs != 1 || size > SMALL_BYTES_MAX {
+        return None;
+    }
+    Some((row % u64::from(verbs.qp_count())) as usize)
+}
+
+/// The number of queue pairs of a row.
+#[inline(always)]
+pub(super) fn qps_of<N: Nic>(verbs: &Verbs<N>, only: Option<usize>) -> u32 {
+    if only.is_some() { 1 } else { u32::from(verbs.qp_count()) }
+}
+
+/// The key of a buffer of a row for the rail of a queue pair; `first` is the key in the buffer's slot.
+#[inline(always)]
+fn rkey_for<N: Nic>(verbs: &Verbs<N>, qp: &N::Qp, row: u8, r: usize, first: u32) -> u32 {
+    if N::RAILS_MAX == 1 || verbs.rails.count == 1 {
+        return first;
+    }
+    let keys = row_keys::keys(verbs.control.words(), row.into(), r, first);
+    keys[verbs.nic.rail_of(qp) % RAILS_MAX]
+}
+
+/// The part of the next queue pair, `qp`, of a message of `len` bytes.
+#[inline(always)]
+pub(super) fn next_split<N: Nic>(
+    verbs: &Verbs<N>,
+    split: &mut QpSplit,
+    qp: &N::Qp,
+    len: u32,
+) -> QpPart {
+    if N::RAILS_MAX == 1 || verbs.rails.count == 1 {
+        return split.next_part();
+    }
+    let weights = &verbs.rails.weights;
+    let sum: u64 = weights.iter().map(|weight| u64::from(*weight)).sum();
+    let all = sum * verbs.rails.qps as u64;
+    if all == 0 {
+        return split.next_part();
+    }
+    let share = u64::from(len) * u64::from(weights[verbs.nic.rail_of(qp) % RAILS_MAX]);
+    split.next_part_of(share.div_ceil(all).next_multiple_of(u64::from(QP_SPLIT_ALIGN)))
+}
 
 /// The destination of a comm's messages.
 pub(super) struct Target {
@@ -32,6 +88,12 @@ impl Target {
         let whole_bytes_max = ar_threshold_bytes.min(first_bytes_max).min(LEN_MAX).into();
         let sizes_offset = sizes_offset(verbs.settings.depth().into());
         Target { qps, ar_threshold_bytes, whole_bytes_max, sizes, sizes_offset }
+    }
+
+    /// Takes the peer's key for the sizes, and the number of queue pairs, of a new attempt on several rails.
+    pub(super) fn move_to<N: Nic>(&mut self, verbs: &Verbs<N>, rkey: u32) {
+        self.qps = verbs.qp_count().into();
+        self.sizes = self.sizes.map(|(addr, _)| (addr, rkey));
     }
 
     /// Returns whether an ungrouped message of `len` bytes has a WRITE for its data, and an empty
@@ -89,18 +151,26 @@ pub(super) const fn with_imm(token: u32, imm_data: u32) -> SendWr {
     SendWr { wr_id: token as u64, imm_data, opcode, flags, ..WRITE }
 }
 
-/// Posts the shares of an ungrouped message; `whole` is the work request of the whole message.
+/// Posts the shares of an ungrouped message; `whole` is the work request of the whole message. The message
+/// belongs to the row with index `row`. If it has an `only` queue pair, this one takes all of it.
 #[inline(never)]
 pub(super) fn post_single<N: Nic>(
     verbs: &Verbs<N>,
     target: &Target,
     whole: &SendWr,
+    row: u8,
+    only: Option<usize>,
 ) -> Result<(), NicError> {
     let mut wr = *whole;
-    let mut split = QpSplit::new(whole.sge.length, target.qps);
+    let mut split = QpSplit::new(whole.sge.length, qps_of(verbs, only));
     let is_apart = target.is_apart(whole.sge.length);
-    for qp in verbs.qps() {
-        let length = split.next_part().length;
+    let (skipped, taken) = (only.unwrap_or(0), only.map_or(usize::MAX, |_| 1));
+    for qp in verbs.qps().skip(skipped).take(taken) {
+        let length = match only {
+            Some(_) => split.next_part().length,
+            None => next_split(verbs, &mut split, qp, whole.sge.length).length,
+        };
+        wr.rkey = rkey_for(verbs, qp, row, 0, whole.rkey);
         wr.sge.length = length;
         if is_apart && length > 0 {
             let write = SendWr { opcode: SendOpcode::RdmaWrite, flags: SendFlags::empty(), ..wr };
@@ -117,19 +187,25 @@ pub(super) fn post_single<N: Nic>(
 
 /// Posts a group in shares over several queue pairs, or without its empty messages. An empty message
 /// needs no work request of its own, since the immediate counts for all. The group's WRITEs begin at
-/// `start`.
+/// `start`; `order` has their buffers in the row with index `row`.
 #[inline(never)]
 pub(super) fn post_parts<N: Nic>(
     verbs: &Verbs<N>,
     [writes @ .., end]: &[SendWr; RECVS_MAX + 1],
+    order: &[u8; RECVS_MAX],
     start: usize,
+    row: u8,
 ) -> Result<(), NicError> {
     let (writes, mut end) = (writes.get(start..).unwrap_or_default(), *end);
+    let order = order.get(start..).unwrap_or_default();
     let qps = u32::from(verbs.qp_count());
     let split = |write: &SendWr| (*write, QpSplit::new(write.sge.length, qps));
     let mut writes: heapless::Vec<_, RECVS_MAX> = writes.iter().map(split).collect();
     verbs.qps().try_for_each(|qp| {
-        let parts = writes.iter_mut().map(|(write, split)| next_part(write, split));
+        let parts = writes.iter_mut().zip(order).map(|((write, split), r)| {
+            let rkey = rkey_for(verbs, qp, row, usize::from(*r), write.rkey);
+            SendWr { rkey, ..next_part(write, next_split(verbs, split, qp, write.sge.length)) }
+        });
         let parts = parts.filter(|part| part.sge.length > 0);
         let wrs: heapless::Vec<_, { RECVS_MAX + 1 }> = parts.chain([end]).collect();
         // The sizes are sent once, before the immediate of the first queue pair completes.
@@ -138,9 +214,8 @@ pub(super) fn post_parts<N: Nic>(
     })
 }
 
-/// The work request of the next share of `whole`.
-fn next_part(whole: &SendWr, split: &mut QpSplit) -> SendWr {
-    let part = split.next_part();
+/// The work request of a share of `whole`.
+fn next_part(whole: &SendWr, part: QpPart) -> SendWr {
     let offset = u64::from(part.offset);
     let addr = whole.sge.addr.wrapping_add(offset);
     let sge = Sge { addr, length: part.length, ..whole.sge };

@@ -36,17 +36,19 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
     /// Begins a recovery because of a suspicion.
     #[cold]
     pub(super) fn suspect(&mut self, why: Suspicion) {
+        if why != Suspicion::RailJoins {
+            self.rails.blame_stale();
+        }
         // While a network is down, attempt follows attempt. The log names fewer and fewer of them.
         let attempts = self.recovery.trouble.attempts;
-        if why != Suspicion::Peer && (attempts == 0 || attempts.is_power_of_two()) {
+        if why.is_news() && (attempts == 0 || attempts.is_power_of_two()) {
             warn!("{}: {why}; new queue pairs will be made", self.ends);
         } else {
             info!("{}: {why}; new queue pairs will be made", self.ends);
         }
         let Self { recovery, gate, resume, watch, .. } = self;
         watch.restart();
-        recovery.stage = RecoveryStage::Suspected;
-        recovery.cause = why;
+        (recovery.stage, recovery.is_new, recovery.cause) = (RecoveryStage::Suspected, true, why);
         *resume = core::mem::replace(gate, Gate::Recovering);
     }
 
@@ -73,12 +75,9 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
             match self.recovery.stage {
                 RecoveryStage::Open => return Ok(Recovering::Waiting),
                 RecoveryStage::Suspected => {
-                    let CommSettings { timeout, retry_cnt, .. } = self.verbs.settings;
-                    // Some NICs take four times as long to give up a peer.
-                    let short_ns =
-                        4 * (1 + u64::from(retry_cnt)) * ack_timeout_ns(timeout).unwrap_or(0);
-                    let cause = self.recovery.cause;
-                    self.recovery.trouble.begin(now_ns, short_ns + SECOND_NS, cause);
+                    if core::mem::take(&mut self.recovery.is_new) {
+                        self.begin_trouble(now_ns);
+                    }
                     self.recovery.awaited = match is_planted(Mutant::NoFence) {
                         true => 0,
                         false => self.verbs.fence() + self.route.fence(&self.verbs.nic),
@@ -115,13 +114,15 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
                     self.recovery.await_peer(now_ns);
                 }
                 // The peer could not use this attempt and has begun another one.
-                _ if self.recovery.is_behind() => self.recovery.stage = RecoveryStage::Suspected,
+                _ if self.recovery.is_behind() => {
+                    self.recovery.is_planned = false;
+                    self.recovery.stage = RecoveryStage::Suspected;
+                }
                 RecoveryStage::Reported => {
-                    let Some(report) = self.recovery.report().cloned() else {
+                    let Some(rows) = self.recovery.peer_rows() else {
                         return self.wait_for_peer(now_ns);
                     };
-                    let rows = report.rows;
-                    match self.start_anew(report) {
+                    match self.start_anew(now_ns) {
                         Ok(()) => {}
                         Err(Error::Nic(error)) => {
                             self.postpone(now_ns, error)?;
@@ -139,13 +140,12 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
                     self.recovery.stage = RecoveryStage::Ready;
                 }
                 RecoveryStage::Ready => {
-                    let Some(Report { rows: theirs, .. }) = self.recovery.report() else {
+                    let Some(theirs) = self.recovery.peer_rows() else {
                         return self.wait_for_peer(now_ns);
                     };
                     if self.recovery.peer_ready != self.recovery.attempt {
                         return self.wait_for_peer(now_ns);
                     }
-                    let theirs = *theirs;
                     self.resume(now_ns, [rows, theirs]);
                     return Ok(Recovering::Resumed { rows: theirs });
                 }
@@ -153,8 +153,22 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         }
     }
 
+    /// Notes that the connection has stopped working.
+    fn begin_trouble(&mut self, now_ns: u64) {
+        self.recovery.is_planned = self.is_planned();
+        let CommSettings { timeout, retry_cnt, .. } = self.verbs.settings;
+        // Some NICs take four times as long to give up a peer.
+        let short_ns = 4 * (1 + u64::from(retry_cnt)) * ack_timeout_ns(timeout).unwrap_or(0);
+        let short_ns = if self.recovery.is_planned { 0 } else { short_ns + SECOND_NS };
+        let cause = self.recovery.cause;
+        self.recovery.trouble.begin(now_ns, short_ns, cause);
+    }
+
     /// Creates new queue pairs and tells the peer of them.
     fn renew(&mut self, rows: u64, depth: u64) -> Result<(), NicError> {
+        if self.has_rails() {
+            return self.renew_rails(rows, depth);
+        }
         let Self { verbs, route, reqs, recovery, ends, .. } = self;
         let attempt = recovery.attempt;
         verbs.renew(attempt)?;
@@ -172,7 +186,11 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
     }
 
     /// Starts the new queue pairs towards those of the peer.
-    fn start_anew(&mut self, report: Report) -> Result<(), Error> {
+    fn start_anew(&mut self, now_ns: u64) -> Result<(), Error> {
+        if self.has_rails() {
+            return self.start_rails_anew(now_ns);
+        }
+        let Some(report) = self.recovery.report().cloned() else { return Err(Error::Unexpected) };
         let Report { preface, mut info, .. } = report;
         if preface.qp_count != self.verbs.qp_count() {
             return Err(Error::Unexpected);
@@ -194,6 +212,7 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
     fn postpone(&mut self, now_ns: u64, error: NicError) -> Result<(), Failed> {
         debug!("{}: no new queue pairs yet: {error}", self.ends);
         self.give_up_if_late(now_ns, error)?;
+        self.recovery.is_planned = false;
         self.recovery.pause(now_ns);
         Ok(())
     }
@@ -225,8 +244,9 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         let Self { recovery, gate, resume, .. } = self;
         recovery.resume(now_ns, rows);
         let attempt = recovery.attempt;
+        let is_planned = core::mem::take(&mut recovery.is_planned);
         *gate = if is_planted(Mutant::ForgetGroup) { Gate::Open } else { *resume };
-        match self.recovery.trouble.attempts.is_power_of_two() {
+        match self.recovery.trouble.attempts.is_power_of_two() && !is_planned {
             true => warn!("{}: new queue pairs work (attempt {attempt})", self.ends),
             false => info!("{}: new queue pairs work (attempt {attempt})", self.ends),
         }
@@ -256,10 +276,15 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
     /// [`Error::PeerClosed`] after a close notice or at the end of the stream, [`Error::PeerFailed`], or
     /// another error for any other bytes.
     pub(super) fn hear(&mut self) -> Result<(), Error> {
-        let Self { line, recovery, watch, stalls, verbs, rows_done, .. } = self;
+        let Self { line, recovery, rails, watch, stalls, verbs, rows_done, .. } = self;
         while let Some(message) = line.recv(verbs.qp_count())? {
             match message {
                 Control::Report(report) => recovery.heard(report)?,
+                Control::RailsReport(report) if rails.has_several() => {
+                    recovery.heard_rails(report)?;
+                }
+                Control::RailsReport(_) => return Err(Error::Unexpected),
+                Control::RailsUp { rails: up } => rails.peer_up(up),
                 Control::Ready { attempt } => recovery.heard_ready(attempt)?,
                 Control::Ask { rows } => watch.question = Some(rows),
                 Control::Seen { rows } => watch.heard(rows),

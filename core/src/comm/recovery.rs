@@ -21,7 +21,7 @@
 //!
 //! [`CommSettings::recovery_timeout_ns`]: crate::conn::CommSettings::recovery_timeout_ns
 
-use super::control::Report;
+use super::control::{RailsReport, Report};
 use crate::conn::FENCE;
 use crate::error::{CompletionError, Error, Suspicion};
 use crate::mutant::{Mutant, is_planted};
@@ -44,6 +44,12 @@ pub(super) struct Recovery {
     pub(super) attempt: u32,
     /// The peer's latest report.
     pub(super) peer: Option<Report>,
+    /// The peer's latest report on a connection of several rails.
+    pub(super) peer_rails: Option<RailsReport>,
+    /// Whether the connection worked before this recovery, which has just begun.
+    pub(super) is_new: bool,
+    /// Whether nothing has failed, and one end wants other rails.
+    pub(super) is_planned: bool,
     /// The latest attempt for which the peer is ready.
     pub(super) peer_ready: u32,
     /// The reason for the recovery.
@@ -108,6 +114,9 @@ impl Recovery {
             stage: RecoveryStage::Open,
             attempt: 0,
             peer: None,
+            peer_rails: None,
+            is_new: false,
+            is_planned: false,
             peer_ready: 0,
             cause: Suspicion::Peer,
             awaited: 0,
@@ -150,7 +159,7 @@ impl Recovery {
 
     /// Whether the peer has begun an attempt that this end has not begun.
     pub(super) fn is_behind(&self) -> bool {
-        let is_behind = self.peer.as_ref().is_some_and(|report| report.attempt > self.attempt);
+        let is_behind = self.peer_attempt() > self.attempt;
         is_behind && !(is_planted(Mutant::IgnoreLaterAttempt) && self.attempt > 0)
     }
 
@@ -171,6 +180,21 @@ impl Recovery {
         Ok(())
     }
 
+    /// Takes the peer's report on a connection of several rails.
+    pub(super) fn heard_rails(&mut self, report: RailsReport) -> Result<(), Error> {
+        if !self.is_agreed || report.attempt > self.attempt.saturating_add(AHEAD_MAX) {
+            return Err(Error::Unexpected);
+        }
+        self.peer_rails = Some(report);
+        Ok(())
+    }
+
+    /// The number of the attempt of the peer's latest report.
+    fn peer_attempt(&self) -> u32 {
+        let one = self.peer.as_ref().map_or(0, |report| report.attempt);
+        one.max(self.peer_rails.as_ref().map_or(0, |report| report.attempt))
+    }
+
     /// Takes the peer's word that its queue pairs of an attempt work.
     pub(super) fn heard_ready(&mut self, attempt: u32) -> Result<(), Error> {
         self.peer_ready = attempt;
@@ -182,10 +206,20 @@ impl Recovery {
         self.peer.as_ref().filter(|report| report.attempt == self.attempt)
     }
 
+    /// The peer's report of this attempt on a connection of several rails.
+    pub(super) fn rails_report(&self) -> Option<&RailsReport> {
+        self.peer_rails.as_ref().filter(|report| report.attempt == self.attempt)
+    }
+
+    /// The number of rows in the peer's report of this attempt.
+    pub(super) fn peer_rows(&self) -> Option<u64> {
+        let one = self.report().map(|report| report.rows);
+        one.or_else(|| self.rails_report().map(|report| report.rows))
+    }
+
     /// Takes the next number: that of the peer's attempt, if the peer is ahead.
     pub(super) fn count_attempt(&mut self, now_ns: u64) {
-        let peer = self.peer.as_ref().map_or(0, |report| report.attempt);
-        self.attempt = peer.max(self.attempt.saturating_add(1));
+        self.attempt = self.peer_attempt().max(self.attempt.saturating_add(1));
         self.trouble.attempts = self.trouble.attempts.saturating_add(1);
         self.trouble.attempt_ns = now_ns;
     }

@@ -1,6 +1,7 @@
 //! The receiving end (`net_ib.cc ncclIbIrecv`, `ncclIbPostFifo`, `ncclIbTest`).
 
 mod buf;
+mod rails;
 mod repost;
 mod settle;
 mod stall;
@@ -14,6 +15,8 @@ use super::closing::Closing;
 use super::control::Control;
 use super::fast::Fast;
 use super::flush::Flushes;
+use super::post::{only_qp, qps_of};
+use super::rails::RailWork;
 use super::recovery::RecoveryStage;
 use super::route::{Arrivals, Receiving};
 use super::sizes::{Sizes, sizes_offset};
@@ -87,7 +90,8 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         let Receiving { slots, events, .. } = &mut rows.at(0).value;
         slots.set_flags(0, flags | SendFlags::SIGNALED);
         *events += 1;
-        let base = Base::new(parts, Role::Receiver, rows, Arrivals { flushes, turns_written: 0 });
+        let arrivals = Arrivals { flushes, turns_written: 0, rail_work: RailWork::NONE };
+        let base = Base::new(parts, Role::Receiver, rows, arrivals);
         Ok(RecvComm {
             base,
             recv_wr: RecvWr::default(),
@@ -226,6 +230,7 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
     pub fn check_peer(&mut self, now_ns: u64) -> Result<(), Error> {
         let checked = self.base.check_peer(now_ns).and_then(|()| {
             self.watch(now_ns);
+            self.base.look_after_rails(now_ns);
             self.recover(now_ns)
         });
         if checked.is_ok() {
@@ -307,7 +312,7 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         buf: &RecvBuf,
         started: impl FnOnce(Request),
     ) -> Fast<()> {
-        if self.base.gate != Gate::Open {
+        if N::RAILS_MAX > 1 || self.base.gate != Gate::Open {
             cold_path();
             return Fast::Slow;
         }
@@ -360,7 +365,11 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
             }
             *size = buf.len;
             grant(verbs, &mut self.granted, buf.rkey);
-            row.store(r, &slot(buf, nreqs as u32, idx));
+            let rkey = verbs.slot_rkey(buf.rkey);
+            row.store(r, &slot(&RecvBuf { rkey, ..*buf }, nreqs as u32, idx));
+            if N::RAILS_MAX > 1 {
+                verbs.store_keys(request.row(), r, buf.rkey, idx);
+            }
         }
         let wr_id = request.row() as u64 | (nreqs as u64 - 1) << 32;
         if verbs.settings.use_inline && nreqs > 1 {
@@ -369,6 +378,13 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         }
         set_slots(slots, wr_id, nreqs);
         self.recv_wr.wr_id = wr_id;
+        if N::RAILS_MAX > 1 {
+            let only = only_qp(verbs, idx - 1, nreqs, bufs[0].len);
+            let turn = u32::from(request.row() == 0);
+            entry.arm(request.raw(), qps_of(verbs, only) + turn);
+            self.post_on_rails(only)?;
+            return Ok(Some(request));
+        }
         entry.arm(request.raw(), events);
         self.post::<false>();
         if self.base.gate == Gate::Failed { Err(Failed) } else { Ok(Some(request)) }

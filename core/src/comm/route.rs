@@ -5,8 +5,11 @@ use core::ops::Range;
 
 use static_assertions::assert_eq_size;
 
+use super::control::RowSet;
 use super::fast::Fast;
 use super::flush::Flushes;
+use super::post::SMALL_BYTES_MAX;
+use super::rails::RailWork;
 use super::send_buf::SendBuf;
 use super::sizes::Sizes;
 use crate::conn::Verbs;
@@ -26,6 +29,14 @@ pub(super) trait Route<N: Nic, T, const REQS: usize> {
     /// The number of rows to report to the peer, after the queue pairs have stopped. `rows` is the number
     /// of rows that this end has sent or posted.
     fn rows_to_report(&self, reqs: &mut RequestRing<T, REQS>, rows: u64, depth: u64) -> u64;
+    /// Whether this end sends messages.
+    const IS_SENDER: bool = false;
+    /// The rows that have arrived, after the queue pairs have stopped.
+    fn arrived(&self, _reqs: &mut RequestRing<T, REQS>, _rows: u64, _depth: u64) -> RowSet {
+        RowSet::default()
+    }
+    /// What the completions say about the rails.
+    fn rail_work(&mut self) -> &mut RailWork;
     /// Notes that a queue pair has failed.
     fn failed(&mut self, _nic: &N, _qpn: u32) {}
     /// Stops the queue pairs of the route's own, and returns how many completions of the fence follow.
@@ -82,9 +93,12 @@ pub(super) struct Sent {
     /// The number of grouped messages that the NIC has not completed yet. At most as many as there are
     /// rows may be under way, since the send queue has room for no more.
     pub(super) grouped: u64,
+    rail_work: RailWork,
 }
 
 impl<N: Nic> Route<N, Sending, MESSAGES> for Sent {
+    const IS_SENDER: bool = true;
+
     #[inline(always)]
     fn take(entry: &mut Entry<Sending>) -> Fast<u32> {
         Fast::Done(entry.end().0.len)
@@ -97,7 +111,14 @@ impl<N: Nic> Route<N, Sending, MESSAGES> for Sent {
 
     #[inline(always)]
     fn book(&mut self, reqs: &mut RequestRing<Sending, MESSAGES>, wc: &Wc) -> bool {
-        let is_awaited = reqs.at(wc.wr_id as u32).book();
+        if N::RAILS_MAX > 1 && self.rail_work.book(wc) {
+            return true;
+        }
+        let entry = reqs.at(wc.wr_id as u32);
+        let is_awaited = entry.book();
+        if N::RAILS_MAX > 1 && entry.is_complete() && entry.value.0.len > SMALL_BYTES_MAX {
+            self.rail_work.was_last(wc);
+        }
         if wc.wr_id & GROUP != 0 {
             self.book_group(reqs, wc.wr_id);
         }
@@ -107,9 +128,17 @@ impl<N: Nic> Route<N, Sending, MESSAGES> for Sent {
     fn rows_to_report(&self, _: &mut RequestRing<Sending, MESSAGES>, rows: u64, _: u64) -> u64 {
         rows
     }
+
+    fn rail_work(&mut self) -> &mut RailWork {
+        &mut self.rail_work
+    }
 }
 
 impl Sent {
+    pub(super) const fn new() -> Self {
+        Sent { grouped: 0, rail_work: RailWork::NONE }
+    }
+
     /// Ends the other messages of a group once the group's last completion is booked.
     #[inline(always)]
     fn book_group(&mut self, reqs: &mut RequestRing<Sending, MESSAGES>, wr_id: u64) {
@@ -128,6 +157,7 @@ pub(super) struct Arrivals<N: Nic> {
     pub(super) flushes: Flushes<N>,
     /// The number of signaled writes of slots that have completed: one in each turn of the ring.
     pub(super) turns_written: u64,
+    pub(super) rail_work: RailWork,
 }
 
 impl<N: Nic> Arrivals<N> {
@@ -143,11 +173,18 @@ impl<N: Nic> Arrivals<N> {
         depth: u64,
     ) -> u64 {
         let posted = rows.end;
-        let is_awaited = |row: &u64| {
-            let is_unwritten = row.is_multiple_of(depth) && row / depth >= self.turns_written;
-            reqs.at((row % depth) as u32).awaited() > i32::from(is_unwritten)
-        };
-        rows.find(is_awaited).unwrap_or(posted)
+        rows.find(|row| !self.has_arrived(reqs, *row, depth)).unwrap_or(posted)
+    }
+
+    /// Whether a posted row has arrived.
+    pub(super) fn has_arrived(
+        &self,
+        reqs: &mut RequestRing<Receiving, ROWS>,
+        row: u64,
+        depth: u64,
+    ) -> bool {
+        let is_unwritten = row.is_multiple_of(depth) && row / depth >= self.turns_written;
+        reqs.at((row % depth) as u32).awaited() <= i32::from(is_unwritten)
     }
 }
 
@@ -182,6 +219,7 @@ impl<N: Nic> Route<N, Receiving, ROWS> for Arrivals<N> {
                 cold_path();
                 self.flushes.end(wc.wr_id)
             }
+            _ if N::RAILS_MAX > 1 && self.rail_work.book(wc) => true,
             _ => {
                 self.turns_written += 1;
                 reqs.at(wc.wr_id as u32).book()
@@ -201,6 +239,20 @@ impl<N: Nic> Route<N, Receiving, ROWS> for Arrivals<N> {
             _ if is_planted(Mutant::ReportTooMany) => rows.min(arrived + 1),
             _ => arrived,
         }
+    }
+
+    fn arrived(&self, reqs: &mut RequestRing<Receiving, ROWS>, rows: u64, depth: u64) -> RowSet {
+        let mut arrived = RowSet::default();
+        for row in rows.saturating_sub(depth)..rows {
+            if self.has_arrived(reqs, row, depth) {
+                arrived.add(row);
+            }
+        }
+        arrived
+    }
+
+    fn rail_work(&mut self) -> &mut RailWork {
+        &mut self.rail_work
     }
 
     fn failed(&mut self, nic: &N, qpn: u32) {

@@ -11,14 +11,16 @@ use super::Request;
 use super::base::{Base, Failed, Gate, Settled};
 use super::fast::Fast;
 use super::group::Group;
-use super::post::{Target, post_single, with_imm};
+use super::post::{Target, only_qp, post_single, qps_of, with_imm};
 use super::recovery::RecoveryStage;
 use super::route::{Sending, Sent};
+use super::row_keys;
 use super::send_buf::SendBuf;
 use crate::conn::stage::Stage;
 use crate::conn::{Parts, Stream, start_with_acceptor};
 use crate::error::{Ends, Error, Report};
 use crate::fifo::{LEN_MAX, RECVS_MAX, Room, Row, SlotWords};
+use crate::mutant::{Mutant, is_planted};
 use crate::nic::{Memory, Nic, NumSge, SendList, SendWr, Sge};
 use crate::request::{MESSAGES, RequestRing};
 use crate::stall::{EndView, Role, Verdict, Wait};
@@ -49,7 +51,7 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         let sizes = parts.peer.as_ref().and_then(|peer| peer.sizes);
         let target = Target::new(&parts.verbs, sizes);
         let reqs = RequestRing::new(depth * RECVS_MAX, |_| Sending::default());
-        let base = Base::new(parts, Role::Sender, reqs, Sent { grouped: 0 });
+        let base = Base::new(parts, Role::Sender, reqs, Sent::new());
         SendComm {
             base,
             idx: 1,
@@ -143,6 +145,7 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
     pub fn check_peer(&mut self, now_ns: u64) -> Result<(), Error> {
         let checked = self.base.check_peer(now_ns).and_then(|()| {
             self.watch(now_ns);
+            self.base.look_after_rails(now_ns);
             self.recover(now_ns)
         });
         if checked.is_ok() {
@@ -256,7 +259,7 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         tag: u32,
         started: impl FnOnce(Request),
     ) -> Fast<()> {
-        if self.base.gate != Gate::Open {
+        if N::RAILS_MAX > 1 || self.base.gate != Gate::Open {
             return Fast::Slow;
         }
         let Some(slot) = self.slot() else { return Fast::Pending };
@@ -304,6 +307,9 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
             return Ok(None);
         }
         let Some(first) = self.slot() else { return Ok(None) };
+        if self.base.has_rails() && !self.has_keys(first.nreqs_tag().0 as usize) {
+            return Ok(None);
+        }
         match first.nreqs_tag() {
             (1, of) if of == tag => {
                 let room = first.room();
@@ -335,7 +341,8 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         let Some((request, entry)) = self.base.reqs.next_free() else {
             return self.send_around(buf, tag);
         };
-        entry.arm(request.raw(), self.target.qps);
+        let only = only_qp(&self.base.verbs, self.idx - 1, 1, room.size as u32);
+        entry.arm(request.raw(), qps_of(&self.base.verbs, only));
         entry.value = Sending(*buf);
         let whole = SendWr {
             remote_addr: room.addr,
@@ -343,12 +350,22 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
             sge: Sge { addr: buf.addr, length: buf.len, lkey: buf.lkey },
             ..with_imm(request.raw(), buf.len)
         };
-        let Self { base: Base { verbs, .. }, target, .. } = self;
-        if let Err(error) = post_single(verbs, target, &whole) {
-            return Err(self.base.nic_failed(error));
+        let Self { base: Base { verbs, .. }, target, row, .. } = self;
+        if let Err(error) = post_single(verbs, target, &whole, *row, only) {
+            self.base.rail_refused(error)?;
         }
         self.advance();
         Ok(Some(request))
+    }
+
+    /// Whether the keys of the row at the head have arrived, for all rails.
+    fn has_keys(&self, nreqs: usize) -> bool {
+        if is_planted(Mutant::UseOldKeys) {
+            return true;
+        }
+        let words = self.base.verbs.control.words();
+        let mut slots = 0..nreqs.min(RECVS_MAX);
+        slots.all(|r| row_keys::load(words, self.row.into(), r, self.idx, 0).is_some())
     }
 
     /// Posts the message of its own that is laid out, and takes its row: all of it on the first

@@ -6,9 +6,7 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use static_assertions::const_assert;
-
-use crate::fifo::{DEPTH_MAX, FIFO_BYTES_MAX, RECVS_MAX, ROW_BYTES};
+use crate::fifo::{RECVS_MAX, ROW_BYTES};
 
 /// Bytes of a row of sizes: eight `u32`.
 pub(super) const SIZES_ROW_BYTES: usize = size_of::<Sizes>();
@@ -17,15 +15,6 @@ pub(super) const SIZES_ROW_BYTES: usize = size_of::<Sizes>();
 pub(super) type Sizes = [u32; RECVS_MAX];
 
 type Words = [AtomicU64; SIZES_ROW_BYTES / 8];
-
-/// Bytes of registered memory that a comm needs. The FIFO of `depth` rows, or its shadow, takes at
-/// least as many bytes as the longest FIFO. The sizes of outgoing or incoming groups lie behind it.
-pub(crate) const fn control_bytes(depth: usize) -> usize {
-    let bytes = depth * (ROW_BYTES + SIZES_ROW_BYTES);
-    if bytes < FIFO_BYTES_MAX { FIFO_BYTES_MAX } else { bytes }
-}
-
-const_assert!(control_bytes(DEPTH_MAX) <= u32::MAX as usize);
 
 /// Offset of the sizes in the control memory of a FIFO of `depth` rows.
 pub(super) const fn sizes_offset(depth: usize) -> usize {

@@ -2,6 +2,7 @@
 //! (`net_ib.cc ncclIbMultiSend`, `ncclIbIrecv`).
 
 use super::base::Gate;
+use super::post::next_split;
 use super::{RecvComm, Request, SendComm};
 use crate::conn::Stream;
 use crate::math::QpSplit;
@@ -35,9 +36,10 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         let wr_id = if is_grouped { 0 } else { request.raw().into() };
         let is_apart = target.is_apart(len);
         let mut split = QpSplit::new(len, target.qps);
-        let nic = &base.verbs.nic;
-        Some(base.verbs.qps().map(move |qp| {
-            let length = split.next_part().length;
+        let verbs = &base.verbs;
+        let nic = &verbs.nic;
+        Some(verbs.qps().map(move |qp| {
+            let length = next_split(verbs, &mut split, qp, len).length;
             let opcode = if is_grouped || is_apart && length > 0 {
                 SendOpcode::RdmaWrite
             } else {

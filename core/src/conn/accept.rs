@@ -104,18 +104,25 @@ fn start_with_connector<N: Nic, S: Stream>(
         at.settings.qps = preface.qp_count.min(at.settings.qps.max(QPS_GRANTED));
     }
     let depth = at.settings.depth();
-    let control_bytes = control_bytes(depth.into());
     let renewal_port = at.stream.as_ref().map_or(0, S::renewal_port);
+    let control_bytes = control_bytes(depth.into(), N::RAILS_MAX);
+    if let Some(preface) = &preface {
+        // The peer's first message comes over this rail. An end with fewer rails chooses by itself.
+        at.rail = Some(usize::from(preface.rail)).filter(|_| preface.rails > 1);
+    }
     let verbs = at.create_verbs(usize::from(at.settings.qps), control_bytes)?;
     info.mtu = info.mtu.min(verbs.port.active_mtu);
     let ours = verbs.preface(depth);
     let peer = Peer { fifo_depth: depth, ..Peer::new(info, preface, &ours) };
+    verbs.agree_on_rails(&peer);
     verbs.start(&peer)?;
     let sizes_offset = RecvComm::<N, S>::sizes_offset(usize::from(depth));
     let sizes_addr = verbs.control_addr() + sizes_offset;
     // This end's driver has kept these options of the connector's offer.
     let ece = peer.ece.and_then(|_| verbs.ece());
-    let ours = Preface { sizes_addr, sizes_rkey: verbs.control_rkey(), ece, renewal_port, ..ours };
+    let rails = verbs.rails.count as u8;
+    let (sizes_rkey, renewal) = (verbs.control_rkey(), renewal_port);
+    let ours = Preface { sizes_addr, sizes_rkey, ece, renewal_port: renewal, rails, ..ours };
     let info = verbs.info(peer.info.mtu);
     at.exchange.put_message(&ours, &info);
     peer.note(&mut at.ends);

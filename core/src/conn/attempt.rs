@@ -32,6 +32,8 @@ pub(super) struct Attempt<N: Nic, S> {
     /// NIC and protection domain, until the queue pairs exist.
     idle: Option<(N, N::Pd)>,
     pub(super) verbs: Option<Verbs<N>>,
+    /// The rail that the peer has chosen for the handshake.
+    pub(super) rail: Option<usize>,
     /// The peer, once its message has arrived.
     pub(super) peer: Option<Peer>,
 }
@@ -58,6 +60,7 @@ impl<N: Nic, S: Stream> Attempt<N, S> {
             stream: Some(stream),
             idle: Some((nic, pd)),
             verbs: None,
+            rail: None,
             peer: None,
         }
     }
@@ -115,7 +118,7 @@ impl<N: Nic, S: Stream> Attempt<N, S> {
     ) -> Result<&mut Verbs<N>, Error> {
         let (nic, pd) = self.idle.take().ok_or(GONE)?;
         let us = (self.side, self.session);
-        let verbs = Verbs::create(nic, pd, us, self.settings, qps, control_bytes)?;
+        let verbs = Verbs::create(nic, pd, us, self.settings, qps, control_bytes, self.rail)?;
         for qp in verbs.qps() {
             let (qpn, mtu) = (verbs.nic.qp_num(qp), verbs.port.active_mtu.bytes());
             let PortAttr { port_num, lid, gid, gid_index, .. } = verbs.port;

@@ -111,7 +111,7 @@ fn step<N: Nic, S: Stream>(
 /// Creates the queue pairs and the FIFO, and lays out the info about them for the acceptor.
 fn lay_out_info<N: Nic, S: Stream>(at: &mut Attempt<N, S>) -> Result<(), Error> {
     let depth = at.settings.depth();
-    let control_bytes = control_bytes(depth.into());
+    let control_bytes = control_bytes(depth.into(), N::RAILS_MAX);
     let verbs = at.create_verbs(usize::from(at.settings.qps), control_bytes)?;
     let info = QpInfo {
         fifo_rkey: verbs.control_rkey(),

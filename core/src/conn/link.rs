@@ -1,5 +1,8 @@
 //! The common parts of both ends of a connection: the queue pairs and the description of the peer.
 
+mod rails;
+
+use super::rails::{RAILS_MAX, wire_qpn};
 use super::stage::Side;
 use super::wire::{DeviceName, Preface, QpInfo};
 use super::{CommSettings, PacketAuth, QPS_MAX, Wire};
@@ -8,15 +11,17 @@ use crate::error::{Ends, Error};
 use crate::fifo::{DEPTH_NCCL_2_14, SLOT_BYTES};
 use crate::nic::{
     Access, AddressVector, Ece, LinkLayer, Memory, MemoryKeys, Mtu, Nic, NicError, PacketKeys,
-    PortAttr, PortState, QpCap, QpOptions, QpTransition, RecvWr, RtrAttr, RtsAttr, SendFlags,
-    SendOpcode, SendWr, SourcePorts, Verb,
+    PortAttr, QpCap, QpOptions, QpTransition, RecvWr, RtrAttr, RtsAttr, SendFlags, SendOpcode,
+    SendWr, SourcePorts, Verb,
 };
 use crate::roce::UDP_PORT;
+use rails::{VerbsRails, lead_rail};
 
 /// The verbs resources of one comm, in the order in which they are released.
 pub(crate) struct Verbs<N: Nic> {
     /// The first queue pair, which also carries the FIFO.
     pub(crate) qp: N::Qp,
+    /// The other queue pairs: first those that carry data, then those of rails on probation.
     pub(crate) other_qps: heapless::Vec<N::Qp, { QPS_MAX - 1 }>,
     control_mr: N::Mr,
     pub(crate) control: N::Memory,
@@ -34,10 +39,13 @@ pub(crate) struct Verbs<N: Nic> {
     attempt: u32,
     /// The peer driver's ECE options, which each queue pair needs.
     peer_ece: Option<Ece>,
+    pub(crate) rails: VerbsRails,
 }
 
 /// The `wr_id` of the last work requests on a queue pair that stops. No other work request has it.
 pub(crate) const FENCE: u64 = u64::MAX - 1;
+/// The `wr_id` of the empty WRITE that tries a rail on probation.
+pub(crate) const PROBE: u64 = u64::MAX - 2;
 
 impl<N: Nic> Verbs<N> {
     /// Creates `qps` queue pairs in INIT and `control_bytes` of registered memory
@@ -49,14 +57,15 @@ impl<N: Nic> Verbs<N> {
         settings: CommSettings,
         qps: usize,
         control_bytes: usize,
+        rail: Option<usize>,
     ) -> Result<Self, NicError> {
-        let port = usable_port(&nic)?;
+        let (rail, port) = lead_rail(&nic, rail.filter(|rail| *rail < nic.rails()))?;
         let pd = nic.connection_pd(&shared_pd)?;
         let depth = u32::from(settings.depth());
         // Each queue pair needs room for receives and signaled slot writes, or for signaled sends.
         // Flushes need more.
         let flushes = if settings.flush { depth as usize } else { 0 };
-        let QpCap { max_send_wr, max_recv_wr, .. } = capacities(&settings);
+        let QpCap { max_send_wr, max_recv_wr, .. } = capacities::<N>(&settings);
         let completions = match settings.recovers() {
             // If queue pairs stop, all their work requests complete.
             true => (max_send_wr + max_recv_wr) as usize * qps + flushes + 1,
@@ -66,14 +75,24 @@ impl<N: Nic> Verbs<N> {
         let control = nic.alloc(control_bytes)?;
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
         let control_mr = nic.reg_mr(&pd, &control, access)?;
-        let qp = create_qp(&nic, &pd, &cq, &port, &settings, Access::REMOTE_WRITE)?;
+        let create = || create_qp(&nic, rail, &pd, &cq, &port, &settings, Access::REMOTE_WRITE);
+        let qp = create()?;
         let mut other_qps = heapless::Vec::new();
         for _ in 1..qps {
-            let qp = create_qp(&nic, &pd, &cq, &port, &settings, Access::REMOTE_WRITE)?;
+            let qp = create()?;
             if other_qps.push(qp).is_err() {
                 return Err(NicError::new(Verb::CreateQp, 0, "more than 128 queue pairs"));
             }
         }
+        let mut ports = [PortAttr::default(); RAILS_MAX];
+        ports[rail % RAILS_MAX] = port;
+        let rails = VerbsRails {
+            count: 1,
+            qps,
+            data_others: qps.saturating_sub(1),
+            ports,
+            weights: core::array::from_fn(|other| u16::from(other == rail)),
+        };
         Ok(Verbs {
             qp,
             other_qps,
@@ -89,42 +108,63 @@ impl<N: Nic> Verbs<N> {
             session,
             attempt: 0,
             peer_ece: None,
+            rails,
         })
     }
 
-    /// All queue pairs, in the order in which both ends use them.
+    /// The queue pairs that carry data, in the order in which both ends use them.
     pub(crate) fn qps(&self) -> impl Iterator<Item = &N::Qp> {
-        core::iter::once(&self.qp).chain(&self.other_qps)
+        core::iter::once(&self.qp).chain(self.data_qps())
     }
 
-    /// The number of queue pairs.
+    /// The queue pairs that carry data, but for the first.
+    fn data_qps(&self) -> &[N::Qp] {
+        match N::RAILS_MAX {
+            1 => &self.other_qps,
+            _ => self.other_qps.get(..self.rails.data_others).unwrap_or(&self.other_qps),
+        }
+    }
+
+    /// The number of queue pairs that carry data.
     pub(crate) fn qp_count(&self) -> u16 {
-        1 + self.other_qps.len() as u16
+        1 + self.data_qps().len() as u16
+    }
+
+    /// All queue pairs, with those of rails on probation.
+    pub(crate) fn all_qps(&self) -> impl Iterator<Item = &N::Qp> {
+        core::iter::once(&self.qp).chain(&self.other_qps)
     }
 
     /// Stops all queue pairs: afterwards the peer can neither write through them nor get an answer.
     /// Returns how many completions with the `wr_id` [`FENCE`] will follow. When these have arrived, so
     /// has every other completion of the queue pairs.
     pub(crate) fn fence(&self) -> u32 {
-        self.qps().map(|qp| fence(&self.nic, qp, true)).sum()
+        self.all_qps().map(|qp| fence(&self.nic, qp, true)).sum()
     }
 
     /// Replaces the queue pairs by new ones in INIT, on the port as it is now. The old queue pairs must
     /// have stopped.
     pub(crate) fn renew(&mut self, attempt: u32) -> Result<(), NicError> {
-        let port = usable_port(&self.nic)?;
+        let (rail, port) = lead_rail(&self.nic, Some(self.lead()))?;
         let Self { nic, pd, cq, settings, .. } = &*self;
-        let create = || create_qp(nic, pd, cq, &port, settings, Access::REMOTE_WRITE);
+        let create = || create_qp(nic, rail, pd, cq, &port, settings, Access::REMOTE_WRITE);
         let first = create()?;
         let others = self.other_qps.iter().map(|_| create());
         let others = others.collect::<Result<heapless::Vec<_, { QPS_MAX - 1 }>, _>>()?;
         (self.qp, self.other_qps, self.port, self.attempt) = (first, others, port, attempt);
+        self.rails.ports[rail % RAILS_MAX] = port;
         Ok(())
+    }
+
+    /// The rail of the first queue pair.
+    pub(crate) fn lead(&self) -> usize {
+        self.nic.rail_of(&self.qp)
     }
 
     /// Destroys all queue pairs but the first `count`, since the peer wants only these.
     pub(crate) fn keep_qps(&mut self, count: u16) {
         self.other_qps.truncate(usize::from(count).saturating_sub(1));
+        (self.rails.qps, self.rails.data_others) = (usize::from(count), self.other_qps.len());
     }
 
     /// The first sequence number of a queue pair that is connected to itself.
@@ -140,8 +180,8 @@ impl<N: Nic> Verbs<N> {
         access: Access,
     ) -> Result<(N::Qp, N::Mr), NicError> {
         let mr = self.nic.reg_mr(&self.shared_pd, memory, Access::LOCAL_WRITE)?;
-        let (nic, pd) = (&self.nic, &self.shared_pd);
-        Ok((create_qp(nic, pd, &self.cq, &self.port, &self.settings, access)?, mr))
+        let (nic, pd, rail) = (&self.nic, &self.shared_pd, self.lead());
+        Ok((create_qp(nic, rail, pd, &self.cq, &self.port, &self.settings, access)?, mr))
     }
 
     /// Moves `qp` INIT → RTR → RTS towards the peer's queue pair `qpn`. The two sequence numbers are
@@ -154,16 +194,18 @@ impl<N: Nic> Verbs<N> {
         peer: &Peer,
     ) -> Result<(), NicError> {
         let settings = &self.settings;
-        let is_global = self.port.link_layer == LinkLayer::Ethernet;
+        let rail = self.nic.rail_of(qp);
+        let port = if N::RAILS_MAX == 1 { &self.port } else { &self.rails.ports[rail % RAILS_MAX] };
+        let is_global = port.link_layer == LinkLayer::Ethernet;
         let ah = AddressVector {
             is_global,
             dgid: peer.info.gid,
-            sgid_index: self.port.gid_index,
+            sgid_index: port.gid_index,
             hop_limit: 255,
             traffic_class: settings.traffic_class,
             dlid: peer.info.lid,
             sl: settings.sl,
-            port_num: self.port.port_num,
+            port_num: port.port_num,
             udp_port: peer.udp_port,
             udp_source_port: peer.udp_source_ports.port(qpn),
         };
@@ -176,7 +218,7 @@ impl<N: Nic> Verbs<N> {
             min_rnr_timer: 12,
             ah,
             options: peer.options,
-            packet_keys: self.packet_keys(peer.options),
+            packet_keys: self.packet_keys(peer.options, rail),
         };
         self.nic.modify_qp(qp, &QpTransition::Rtr(rtr))?;
         let rts = RtsAttr {
@@ -191,15 +233,7 @@ impl<N: Nic> Verbs<N> {
 
     /// Moves all queue pairs to RTS. The peer's queue pairs are in the same order.
     pub(crate) fn start(&mut self, peer: &Peer) -> Result<(), Error> {
-        if peer.info.link_layer != self.port.link_layer {
-            let theirs = peer.info.link_layer;
-            return Err(Error::LinkLayer { ours: self.port.link_layer, theirs });
-        }
-        let can_tag = self.port.options.contains(QpOptions::PACKET_TAGS);
-        let must_tag = can_tag && self.settings.packet_auth == PacketAuth::Always;
-        if must_tag && !peer.options.contains(QpOptions::PACKET_TAGS) {
-            return Err(Error::PacketAuth);
-        }
+        self.suits(&self.port, peer)?;
         if self.attempt == 0 {
             self.peer_ece = peer.ece;
         }
@@ -214,11 +248,26 @@ impl<N: Nic> Verbs<N> {
         Ok(())
     }
 
-    /// A fault of this end's own port that would explain an error.
-    pub(crate) fn port_trouble(&self) -> Option<&'static str> {
-        match usable_port(&self.nic) {
+    /// Checks that queue pairs of a port and of the peer fit to each other.
+    fn suits(&self, port: &PortAttr, peer: &Peer) -> Result<(), Error> {
+        if peer.info.link_layer != port.link_layer {
+            let theirs = peer.info.link_layer;
+            return Err(Error::LinkLayer { ours: port.link_layer, theirs });
+        }
+        let can_tag = port.options.contains(QpOptions::PACKET_TAGS);
+        let must_tag = can_tag && self.settings.packet_auth == PacketAuth::Always;
+        if must_tag && !peer.options.contains(QpOptions::PACKET_TAGS) {
+            return Err(Error::PacketAuth);
+        }
+        Ok(())
+    }
+
+    /// A fault of this end's port on a rail that would explain an error.
+    pub(crate) fn port_trouble(&self, rail: usize) -> Option<&'static str> {
+        match lead_rail(&self.nic, Some(rail)) {
             Err(error) => Some(error.cause),
-            Ok(port) if port.link_layer == LinkLayer::Infiniband => None,
+            Ok(_) if N::RAILS_MAX > 1 => None,
+            Ok((_, port)) if port.link_layer == LinkLayer::Infiniband => None,
             Ok(_) => match self.nic.query_gid(self.port.gid_index) {
                 Ok(gid) if gid == self.port.gid => None,
                 _ => Some("its GID is gone: has its interface lost the address?"),
@@ -235,7 +284,7 @@ impl<N: Nic> Verbs<N> {
     }
 
     pub(crate) fn control_rkey(&self) -> u32 {
-        self.control_mr.rkey()
+        self.nic.rail_rkey(self.lead(), self.control_mr.rkey())
     }
 
     /// The QP info for the peer. The caller adds the FIFO.
@@ -244,7 +293,7 @@ impl<N: Nic> Verbs<N> {
             lid: self.port.lid,
             ib_port: self.port.port_num,
             link_layer: self.port.link_layer,
-            qpns: self.qps().map(|qp| self.nic.qp_num(qp)).collect(),
+            qpns: self.qps().map(|qp| wire_qpn(self.nic.qp_num(qp))).collect(),
             gid: self.port.gid,
             mtu,
             fifo_rkey: 0,
@@ -259,61 +308,44 @@ impl<N: Nic> Verbs<N> {
         is_wanted.then(|| self.nic.query_ece(&self.qp)).flatten()
     }
 
-    /// The options that this end allows.
-    fn options(&self) -> QpOptions {
+    /// The options that this end allows on a port.
+    fn options(&self, port: &PortAttr) -> QpOptions {
         let tags = match self.settings.packet_auth {
             PacketAuth::Off => false,
-            PacketAuth::Network => !self.port.gid.ip().is_loopback(),
+            PacketAuth::Network => !port.gid.ip().is_loopback(),
             PacketAuth::Always => true,
         };
         let mut allowed = self.settings.options;
         allowed.set(QpOptions::PACKET_TAGS, tags);
-        allowed & self.port.options
+        allowed & port.options
     }
 
     /// The keys of packet tags, if both ends have agreed on tags.
-    fn packet_keys(&self, agreed: QpOptions) -> Option<PacketKeys> {
-        // No two queue pairs may use a key with the same sequence numbers.
-        let key = |side| self.session.qp_key(b"packet tags", &[side as u8], self.attempt);
+    fn packet_keys(&self, agreed: QpOptions, rail: usize) -> Option<PacketKeys> {
+        // No two queue pairs may use a key with the same sequence numbers. Two devices may give their
+        // queue pairs the same numbers.
+        let key = |side| {
+            let (first, others) = ([side as u8], [side as u8, rail as u8]);
+            let context: &[u8] = if rail == 0 { &first } else { &others };
+            self.session.qp_key(b"packet tags", context, self.attempt)
+        };
         agreed.contains(QpOptions::PACKET_TAGS).then_some(())?;
         Some(PacketKeys { send: key(self.side)?, recv: key(self.side.other())? })
     }
 
     /// This end's preface with the given FIFO depth.
     pub(crate) fn preface(&self, fifo_depth: u16) -> Preface {
-        Preface {
-            fifo_depth,
-            qp_count: self.qp_count(),
-            options: self.options(),
-            udp_port: self.port.udp_port,
-            udp_source_ports: self.port.udp_source_ports,
-            sizes_addr: 0,
-            sizes_rkey: 0,
-            ece: self.ece(),
-            recovers: self.settings.recovers(),
-            renewal_port: 0,
-            shares_views: true,
-            long_mtu_bytes: if self.settings.long_mtu { self.port.long_mtu_bytes } else { 0 },
-            device: Ends::local(self.nic.name(), self.port.gid).device,
-        }
-    }
-}
-
-/// Queries the port, and fails if the port is down.
-fn usable_port(nic: &impl Nic) -> Result<PortAttr, NicError> {
-    let port = nic.query_port()?;
-    match port.state {
-        PortState::Active => Ok(port),
-        PortState::Down => Err(NicError::new(Verb::QueryPort, 0, "the port is down")),
+        let preface = self.rail_preface(self.lead(), fifo_depth);
+        Preface { rails: self.nic.rails() as u8, ece: self.ece(), ..preface }
     }
 }
 
 /// Each row needs two send requests; messages in groups need up to one more for each row. A fence needs
-/// one of each kind.
-fn capacities(settings: &CommSettings) -> QpCap {
+/// one of each kind. With several rails a row has a write of its keys too, and a rail is asked questions.
+fn capacities<N: Nic>(settings: &CommSettings) -> QpCap {
     let (depth, fence) = (u32::from(settings.depth()), u32::from(settings.recovers()));
     QpCap {
-        max_send_wr: 3 * depth + fence,
+        max_send_wr: if N::RAILS_MAX == 1 { 3 * depth + fence } else { 5 * depth + fence + 1 },
         max_recv_wr: depth + fence,
         max_inline_data: if settings.use_inline { SLOT_BYTES as u32 } else { 0 },
     }
@@ -338,13 +370,14 @@ pub(crate) fn fence<N: Nic>(nic: &N, qp: &N::Qp, with_recv: bool) -> u32 {
 /// Creates a queue pair in INIT.
 fn create_qp<N: Nic>(
     nic: &N,
+    rail: usize,
     pd: &N::Pd,
     cq: &N::Cq,
     port: &PortAttr,
     settings: &CommSettings,
     access: Access,
 ) -> Result<N::Qp, NicError> {
-    let qp = nic.create_qp(pd, cq, &capacities(settings))?;
+    let qp = nic.create_rail_qp(rail, pd, cq, &capacities::<N>(settings))?;
     let (pkey_index, port_num) = (settings.pkey_index, port.port_num);
     nic.modify_qp(&qp, &QpTransition::Init { pkey_index, port_num, access })?;
     Ok(qp)
@@ -382,6 +415,8 @@ pub(crate) struct Peer {
     pub(crate) shares_views: bool,
     /// Payload bytes of a long packet; see [`RtrAttr::long_mtu_bytes`].
     pub(crate) long_mtu_bytes: u32,
+    /// Number of the peer's rails.
+    pub(crate) rails: u8,
     pub(crate) device: DeviceName,
 }
 
@@ -406,6 +441,7 @@ impl Peer {
             renewal_port: preface.renewal_port,
             shares_views: ours.shares_views && preface.shares_views,
             long_mtu_bytes,
+            rails: preface.rails,
             device: preface.device,
         }
     }
@@ -424,6 +460,7 @@ impl Peer {
             renewal_port: 0,
             shares_views: false,
             long_mtu_bytes: 0,
+            rails: 1,
             device: DeviceName::new(),
         }
     }

@@ -34,6 +34,7 @@ pub(crate) fn start_with_acceptor<N: Nic>(
     info.mtu = info.mtu.min(verbs.port.active_mtu);
     let peer = Peer::new(info, preface, &verbs.preface(verbs.settings.depth()));
     peer.note(ends);
+    verbs.agree_on_rails(&peer);
     verbs.start(&peer)?;
     exchange.put(&READY);
     Ok(Some(peer))

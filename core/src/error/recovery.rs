@@ -16,6 +16,17 @@ pub enum Suspicion {
     Port(&'static str),
     /// The peer has said twice that nothing has come.
     Silence,
+    /// Rails of the connection have failed, and others take over.
+    RailFailed,
+    /// A rail joins the connection.
+    RailJoins,
+}
+
+impl Suspicion {
+    /// Whether the user has not been told yet.
+    pub(crate) fn is_news(self) -> bool {
+        !matches!(self, Suspicion::Peer | Suspicion::RailFailed | Suspicion::RailJoins)
+    }
 }
 
 impl fmt::Display for Suspicion {
@@ -26,6 +37,8 @@ impl fmt::Display for Suspicion {
             }
             Suspicion::Peer => f.write_str("the peer asked for new queue pairs"),
             Suspicion::Port(trouble) => write!(f, "this end's port has a fault: {trouble}"),
+            Suspicion::RailFailed => f.write_str("a rail failed"),
+            Suspicion::RailJoins => f.write_str("a rail joins"),
             Suspicion::Silence => {
                 f.write_str("what this end sends does not arrive, though the peer answers by TCP")
             }

@@ -37,7 +37,14 @@ impl QpSplit {
     /// The part of the next queue pair.
     #[inline]
     pub const fn next_part(&mut self) -> QpPart {
-        let length = if (self.left as u64) < self.share { self.left } else { self.share as u32 };
+        self.next_part_of(self.share)
+    }
+
+    /// The part of the next queue pair, if its share is `share` bytes. All shares but the last must be
+    /// multiples of [`QP_SPLIT_ALIGN`].
+    #[inline]
+    pub const fn next_part_of(&mut self, share: u64) -> QpPart {
+        let length = if (self.left as u64) < share { self.left } else { share as u32 };
         let part = QpPart { offset: self.offset, length };
         self.offset += length;
         self.left -= length;

@@ -84,8 +84,8 @@ impl Campaign<'_> {
                 share
             };
             let spawn = |_| {
-                let alive = alive.clone();
-                scope.spawn(move || work(alive))
+                let (alive, thread) = (alive.clone(), super::roomy_thread());
+                thread.spawn_scoped(scope, move || work(alive)).expect("a thread")
             };
             let threads: Vec<_> = (0..self.jobs.max(1)).map(spawn).collect();
             drop(alive);

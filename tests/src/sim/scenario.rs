@@ -2,8 +2,9 @@
 
 use invar_core::comm::RecoveryStage;
 use invar_core::conn::{CommSettings, Wire};
-use invar_core::nic::{Mtu, QpOptions};
+use invar_core::nic::{Mtu, Nic, QpOptions};
 use invar_core::roce::qp::Tuning;
+use invar_linux::rails::Rails;
 
 use super::{Event, Fault, Link, Outcome, SimNic, State as MachineState, World};
 use crate::duo;
@@ -33,19 +34,48 @@ const KEEPALIVE_NS: u64 = 1_000_000_000;
 /// reason, or waits for longer than 20 s of simulated time. Panics if a device has resources left at
 /// the end.
 pub(super) fn run(seed: u64) -> Outcome {
-    let mut history = History::new(seed);
-    for _ in 0..history.random.below(150) + 30 {
-        history.act();
-    }
+    let mut history = History::new(
+        seed,
+        |random| random.below(3) as usize + 2,
+        |_, nics| nics.into_iter().map(|nic| (vec![nic.host()], nic)).collect(),
+    );
+    history.act_often();
     history.finish()
 }
 
-struct History {
+/// Runs the history of a seed, in which each host has one to three ports and each comm runs over those of
+/// both ends.
+///
+/// # Panics
+/// Panics if [`run`] does. A comm has a reason to fail if no pair of its rails is left.
+pub(super) fn run_rails(seed: u64) -> Outcome {
+    let mut history = History::new(
+        seed,
+        |random| 3 * (random.below(2) as usize + 2),
+        |random, nics| {
+            let hosts = nics.chunks(3).map(|ports| {
+                let ports = &ports[..random.pick(&[1, 2, 2, 3])];
+                let nic = Rails::new(ports.to_vec()).expect("one to three rails");
+                (ports.iter().map(SimNic::host).collect(), nic)
+            });
+            hosts.collect()
+        },
+    );
+    history.act_often();
+    history.finish()
+}
+
+struct History<N: Nic> {
     random: Random,
     world: World,
-    nics: Vec<SimNic>,
-    comms: Vec<Comm>,
+    /// The ports, by their number.
+    ports: usize,
+    /// The ports of each NIC, one for each rail, and the NIC.
+    nics: Vec<(Vec<usize>, N)>,
+    comms: Vec<Comm<N>>,
     outcome: Outcome,
+    /// The ports that are down for ever.
+    gone: Vec<usize>,
     /// The times at which ports come up again, and their hosts.
     downs: Vec<(u64, usize)>,
     /// The times at which streams work again, and their comms.
@@ -56,9 +86,10 @@ struct History {
     fault_ppm: u32,
 }
 
-struct Comm {
-    hosts: [usize; 2],
-    state: State,
+struct Comm<N: Nic> {
+    /// The ports of both ends, one for each rail.
+    ports: [Vec<usize>; 2],
+    state: State<N>,
     /// The network of the stream beside the queue pairs.
     cable: Cable,
     /// Whether the comm survives faults that last for less than [`RECOVERY_NS`].
@@ -67,26 +98,44 @@ struct Comm {
     may_fail: bool,
 }
 
-enum State {
-    Open(Box<Traffic<SimNic>>),
-    Failed(Box<Remains<SimNic>>),
+enum State<N: Nic> {
+    Open(Box<Traffic<N>>),
+    Failed(Box<Remains<N>>),
     Over,
 }
 
-impl History {
-    fn new(seed: u64) -> Self {
+impl<N: Nic + Clone> History<N> {
+    /// `ports` gives the number of ports, and `assemble` makes NICs of them.
+    fn new(
+        seed: u64,
+        ports: impl FnOnce(&mut Random) -> usize,
+        assemble: impl FnOnce(&mut Random, Vec<SimNic>) -> Vec<(Vec<usize>, N)>,
+    ) -> Self {
         let mut random = Random::new(seed);
-        let (ipv6, nhosts) = (random.chance(500_000), random.below(3) as u32 + 2);
-        let (world, nics) = network(&mut random, nhosts, ipv6);
+        let ipv6 = random.chance(500_000);
+        let ports = ports(&mut random);
+        let (world, nics) = network(&mut random, ports as u32, ipv6);
+        let nics = assemble(&mut random, nics);
         world.delay_completions(random.pick(&[0, 3_000, 100_000]));
         if random.chance(500_000) {
             world.report_ports();
         }
         let fault_ppm = random.pick(&[0, 0, 10_000, 40_000, 150_000]);
-        let (comms, outcome) = (Vec::new(), Outcome::default());
+        let (comms, outcome, gone) = (Vec::new(), Outcome::default(), Vec::new());
         let [downs, outs, cuts] = [const { Vec::new() }; 3];
-        let mut history =
-            History { random, world, nics, comms, outcome, downs, outs, cuts, fault_ppm };
+        let mut history = History {
+            random,
+            world,
+            ports,
+            nics,
+            comms,
+            outcome,
+            gone,
+            downs,
+            outs,
+            cuts,
+            fault_ppm,
+        };
         for _ in 0..history.random.below(3) + 1 {
             history.connect(ipv6);
         }
@@ -103,11 +152,19 @@ impl History {
         });
     }
 
+    fn act_often(&mut self) {
+        for _ in 0..self.random.below(150) + 30 {
+            self.act();
+        }
+    }
+
+    #[inline(never)]
     fn connect(&mut self, ipv6: bool) {
         let hosts = [0; 2].map(|_| self.random.below(self.nics.len() as u64) as usize);
         let random = &mut self.random;
         let settings = settings(random, ipv6);
-        let [a, b] = hosts.map(|host| &self.nics[host]);
+        let [(_, a), (_, b)] = hosts.map(|host| &self.nics[host]);
+        let ports = hosts.map(|host| self.nics[host].0.clone());
         let duo = duo::connect([a, b], [settings; 2], || self.world.advance(20_000))
             .expect("nothing has gone wrong yet");
         let recovers = settings.recovery_timeout_ns > 0 && settings.wire == Wire::Invar;
@@ -119,7 +176,7 @@ impl History {
         }
         let traffic = Traffic::new([a, b], [settings; 2], duo, shape);
         let state = State::Open(Box::new(traffic));
-        self.comms.push(Comm { hosts, state, cable, recovers, may_fail: false });
+        self.comms.push(Comm { ports, state, cable, recovers, may_fail: false });
     }
 
     /// Makes one call or causes a fault, and lets a little time pass.
@@ -141,7 +198,7 @@ impl History {
     }
 
     fn break_something(&mut self) {
-        let host = self.random.below(self.nics.len() as u64) as usize;
+        let host = self.random.below(self.ports as u64) as usize;
         match self.random.below(13) {
             // The port is down for less time than all retries take.
             0..=2 => {
@@ -161,11 +218,11 @@ impl History {
                 self.world.set_up(host, false);
                 let until = self.world.now_ns() + self.random.below(OUTAGE_NS);
                 self.downs.push((until, host));
-                let touched = self.comms.iter_mut().filter(|comm| comm.hosts.contains(&host));
+                let touched = self.comms.iter_mut().filter(|comm| comm.has(host));
                 touched.for_each(|comm| comm.may_fail |= !comm.recovers);
                 if self.random.chance(500_000) {
                     // The streams use the same network.
-                    let touched = |which: &usize| self.comms[*which].hosts.contains(&host);
+                    let touched = |which: &usize| self.comms[*which].has(host);
                     let touched: Vec<usize> = (0..self.comms.len()).filter(touched).collect();
                     touched.into_iter().for_each(|which| self.take_line_out(which));
                 }
@@ -181,19 +238,21 @@ impl History {
                 self.note_fault(Fault::PortGone, host);
                 self.world.set_up(host, false);
                 self.downs.retain(|(_, down)| *down != host);
-                let touched = self.comms.iter_mut().filter(|comm| comm.hosts.contains(&host));
-                touched.for_each(|comm| comm.may_fail = true);
+                self.gone.push(host);
+                let touched = self.comms.iter_mut().filter(|comm| comm.has(host));
+                let gone = &self.gone;
+                touched.for_each(|comm| comm.may_fail |= !comm.recovers || comm.is_cut_off(gone));
             }
             _ => {
                 let which = self.random.below(self.comms.len() as u64) as usize;
                 let comm = &mut self.comms[which];
                 let State::Open(traffic) = &comm.state else { return };
                 let end = self.random.below(2) as usize;
-                let qpn = traffic.qpns()[end];
-                let states = self.world.qp_states(comm.hosts[end], qpn);
+                let (host, qpn) = comm.place(end, traffic.qpns()[end]);
+                let states = self.world.qp_states(host, qpn);
                 let states = states.into_iter().chain([comm.machines(&self.world)[end]]);
                 self.world.note_fault(Fault::QpBroken, states);
-                self.world.break_qp(comm.hosts[end], qpn);
+                self.world.break_qp(host, qpn);
                 comm.may_fail |= !comm.recovers;
             }
         }
@@ -229,8 +288,8 @@ impl History {
     /// Records a fault that hits a whole host: each end of a comm there.
     fn note_fault(&self, fault: Fault, host: usize) {
         let ends = self.comms.iter().flat_map(|comm| {
-            let ends = comm.hosts.into_iter().zip(comm.machines(&self.world));
-            ends.filter(|(at, _)| *at == host).map(|(_, state)| state)
+            let ends = comm.ports.iter().zip(comm.machines(&self.world));
+            ends.filter(|(at, _)| at.contains(&host)).map(|(_, state)| state)
         });
         self.world.note_fault(fault, ends);
     }
@@ -287,8 +346,7 @@ impl History {
         self.pass(1_000_000_000);
 
         let mut outcome = self.outcome.end(&self.world);
-        for nic in &self.nics {
-            let host = nic.host();
+        for host in 0..self.ports {
             assert!(self.world.has_nothing(host), "something is left on host {host}");
             let counters = self.world.device_counters(host);
             outcome.count(Event::DamageDetected, counters.icrc_bad);
@@ -298,7 +356,22 @@ impl History {
     }
 }
 
-impl Comm {
+impl<N: Nic> Comm<N> {
+    fn has(&self, port: usize) -> bool {
+        self.ports.iter().any(|ports| ports.contains(&port))
+    }
+
+    /// Whether no pair of rails is left.
+    fn is_cut_off(&self, gone: &[usize]) -> bool {
+        let [a, b] = &self.ports;
+        a.iter().zip(b).all(|(a, b)| gone.contains(a) || gone.contains(b))
+    }
+
+    /// The port of a queue pair of an end, and its number there.
+    fn place(&self, end: usize, qpn: u32) -> (usize, u32) {
+        (self.ports[end][qpn as usize >> 24], qpn & 0xff_ffff)
+    }
+
     /// The states of the sending and of the receiving end.
     fn machines(&self, world: &World) -> [MachineState; 2] {
         use MachineState as Is;
@@ -312,8 +385,11 @@ impl Comm {
             State::Open(traffic) => {
                 let [send_qpn, recv_qpn] = traffic.qpns();
                 let [sends, recvs] = traffic.in_flight();
-                let [sender, _] = world.qp_states(self.hosts[0], send_qpn);
-                let [_, receiver] = world.qp_states(self.hosts[1], recv_qpn);
+                let [sender, receiver] = [(0, send_qpn), (1, recv_qpn)].map(|(end, qpn)| {
+                    let (port, qpn) = self.place(end, qpn);
+                    world.qp_states(port, qpn)
+                });
+                let ([sender, _], [_, receiver]) = (sender, receiver);
                 // On the wire of NCCL 2.14 the receiver waits until the sender has started.
                 let starting = sender == Is::RequesterStarting;
                 let sender = match sender {
@@ -353,7 +429,7 @@ impl Comm {
         &mut self,
         outcome: &mut Outcome,
         now_ns: u64,
-        step: impl FnOnce(&mut Traffic<SimNic>) -> Result<bool, invar_core::error::Error>,
+        step: impl FnOnce(&mut Traffic<N>) -> Result<bool, invar_core::error::Error>,
     ) {
         let over = match &mut self.state {
             State::Over => return,

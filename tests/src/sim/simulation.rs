@@ -21,7 +21,7 @@ pub struct Simulation {
 }
 
 /// Every simulation. To add one, add a row here and a test to `tests/tests`.
-pub const SIMULATIONS: [Simulation; 2] = [COMMS, RANKS];
+pub const SIMULATIONS: [Simulation; 3] = [COMMS, RAILS, RANKS];
 
 const QUEUE_PAIR: &[Machine] = &[Machine::Requester, Machine::Responder];
 const COMM: &[Machine] = &[Machine::Sender, Machine::Receiver];
@@ -31,35 +31,48 @@ pub const COMMS: Simulation = Simulation {
     name: "comms",
     test: "simulation",
     run: scenario::run,
-    faults: &[
-        (Fault::Lost, QUEUE_PAIR),
-        (Fault::Duplicated, QUEUE_PAIR),
-        (Fault::Reordered, QUEUE_PAIR),
-        (Fault::Corrupted, QUEUE_PAIR),
-        (Fault::Cut, QUEUE_PAIR),
-        (Fault::Overflowed, QUEUE_PAIR),
-        (Fault::PortDown, COMM),
-        (Fault::PortOut, COMM),
-        (Fault::PortGone, COMM),
-        (Fault::HostSlow, COMM),
-        (
-            Fault::QpBroken,
-            &[Machine::Requester, Machine::Responder, Machine::Sender, Machine::Receiver],
-        ),
-        (Fault::LineLost, COMM),
-        (Fault::LineOut, COMM),
-    ],
-    events: &[
-        Event::PacketSent,
-        Event::DamageDetected,
-        Event::PacketSentAgain,
-        Event::MessageSent,
-        Event::CommDone,
-        Event::CommFailed,
-        Event::LineRenewed,
-        Event::Recovery,
-    ],
+    faults: OF_COMMS,
+    events: COMM_EVENTS,
 };
+
+/// Pairs of comms send to each other over one to three rails.
+pub const RAILS: Simulation = Simulation {
+    name: "rails",
+    test: "simulated_rails",
+    run: scenario::run_rails,
+    faults: OF_COMMS,
+    events: COMM_EVENTS,
+};
+
+const OF_COMMS: &[FaultRow] = &[
+    (Fault::Lost, QUEUE_PAIR),
+    (Fault::Duplicated, QUEUE_PAIR),
+    (Fault::Reordered, QUEUE_PAIR),
+    (Fault::Corrupted, QUEUE_PAIR),
+    (Fault::Cut, QUEUE_PAIR),
+    (Fault::Overflowed, QUEUE_PAIR),
+    (Fault::PortDown, COMM),
+    (Fault::PortOut, COMM),
+    (Fault::PortGone, COMM),
+    (Fault::HostSlow, COMM),
+    (
+        Fault::QpBroken,
+        &[Machine::Requester, Machine::Responder, Machine::Sender, Machine::Receiver],
+    ),
+    (Fault::LineLost, COMM),
+    (Fault::LineOut, COMM),
+];
+
+const COMM_EVENTS: &[Event] = &[
+    Event::PacketSent,
+    Event::DamageDetected,
+    Event::PacketSentAgain,
+    Event::MessageSent,
+    Event::CommDone,
+    Event::CommFailed,
+    Event::LineRenewed,
+    Event::Recovery,
+];
 
 /// Ranks run collectives, and one may die.
 pub const RANKS: Simulation = Simulation {
@@ -94,12 +107,16 @@ mod tests {
 
     #[test]
     fn one_seed_is_one_history_and_another_seed_another() {
-        for simulation in SIMULATIONS {
-            let run = |first: u64| (first..first + 20).map(simulation.run).collect::<Vec<_>>();
-            let (first, again, others) = (run(0), run(0), run(20));
-            assert_eq!(first, again);
-            assert!(first.iter().zip(&others).all(|(one, other)| one.trace != other.trace));
-        }
+        let run_all = || {
+            for simulation in SIMULATIONS {
+                let run = |first: u64| (first..first + 20).map(simulation.run).collect::<Vec<_>>();
+                let (first, again, others) = (run(0), run(0), run(20));
+                assert_eq!(first, again);
+                assert!(first.iter().zip(&others).all(|(one, other)| one.trace != other.trace));
+            }
+        };
+        let thread = crate::sim::roomy_thread().spawn(run_all).expect("a thread");
+        thread.join().expect("the same histories");
     }
 
     #[test]

@@ -2,8 +2,10 @@
 //! slots again that the sender has not used.
 
 use super::RecvComm;
+use super::rails::{post_recvs, post_row_of_rails};
 use crate::comm::base::{Base, Failed, Gate};
 use crate::comm::control::Control;
+use crate::comm::post::{only_qp, qps_of};
 use crate::comm::recover::Recovering;
 use crate::comm::watch::Rows;
 use crate::conn::Stream;
@@ -51,9 +53,13 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         if !(arrived..=posted).contains(&rows_sent) {
             return Err(self.base.fail(Error::Unexpected));
         }
-        let Base { reqs, verbs, refusal, route, .. } = &mut self.base;
-        let qps = u32::from(verbs.qp_count());
+        if self.base.has_rails() && !is_planted(Mutant::WriteToOldRail) {
+            self.move_slots();
+        }
+        let Base { reqs, verbs, route, .. } = &mut self.base;
         for row in posted.saturating_sub(depth)..posted {
+            let has_overtaken = N::RAILS_MAX > 1 && !is_planted(Mutant::AwaitOvertaking);
+            let has_arrived = row < arrived || has_overtaken && route.has_arrived(reqs, row, depth);
             let entry = reqs.at((row % depth) as u32);
             // The signaled write of slots completes only if the slots are written again.
             let is_signaled = row % depth == 0;
@@ -61,23 +67,25 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
             if is_signaled && !is_planted(Mutant::AwaitOldSlots) {
                 route.turns_written = row / depth + u64::from(!is_rewritten);
             }
-            if row < arrived {
+            if has_arrived {
                 if entry.is_awaiting() {
                     entry.finish();
                 }
                 continue;
             }
             let awaits_old = is_planted(Mutant::AwaitOldSlots);
-            entry.rearm(qps + u32::from(is_signaled && (is_rewritten || awaits_old)));
+            let nreqs = 1 + entry.value.others() as usize;
+            let only = only_qp(verbs, row, nreqs, entry.value.sizes[0]);
+            entry.rearm(
+                qps_of(verbs, only) + u32::from(is_signaled && (is_rewritten || awaits_old)),
+            );
             if row == arrived && is_planted(Mutant::RepostTooFew) {
                 continue;
             }
             let [slots] = entry.value.slots.wrs();
             let recv = RecvWr { wr_id: slots.wr_id, ..RecvWr::default() };
-            let posted =
-                verbs.qps().try_for_each(|qp| verbs.nic.post_empty_recv(qp, &recv, refusal));
-            if let Err(refused) = posted {
-                return Err(self.base.refused(refused));
+            if let Err(error) = post_recvs(verbs, &recv, only) {
+                return self.base.rail_refused(error);
             }
         }
         Ok(())
@@ -90,6 +98,12 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         let first = rows_sent + u64::from(is_planted(Mutant::RewriteTooFew));
         for row in first..posted {
             let slots = &mut reqs.at((row % depth) as u32).value.slots;
+            if verbs.rails.count > 1 {
+                if let Err(error) = post_row_of_rails(verbs, slots, (row % depth) as usize) {
+                    return self.base.rail_refused(error);
+                }
+                continue;
+            }
             if let Err(refused) = verbs.nic.post_list(&verbs.qp, slots, 0, refusal) {
                 return Err(self.base.refused(refused));
             }

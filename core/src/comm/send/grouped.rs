@@ -46,7 +46,7 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         tag: u32,
         started: impl FnOnce(Request),
     ) -> Fast<()> {
-        if self.base.gate != Gate::Group {
+        if N::RAILS_MAX > 1 || self.base.gate != Gate::Group {
             return Fast::Slow;
         }
         let row = Row::of(self.base.verbs.control.words(), self.row);
@@ -74,7 +74,7 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
     /// function of its own, because it takes more registers than the fast path.
     #[inline(always)]
     pub fn begin_next_group(&mut self) -> bool {
-        if self.base.gate != Gate::Open {
+        if N::RAILS_MAX > 1 || self.base.gate != Gate::Open {
             return false;
         }
         let nreqs = self.slot().map_or(0, |slot| slot.nreqs_tag().0 as usize);
@@ -118,11 +118,12 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
     fn send_group(&mut self) -> Result<(), Failed> {
         let Self { base: Base { route, verbs, refusal, .. }, group, target, .. } = self;
         route.grouped += group.nreqs() as u64;
-        let is_whole = group.is_full() && target.qps == 1;
+        let is_whole = group.is_full() && target.qps == 1 && !self.base.rails.has_several();
         let (list, start) = group.finish(verbs, target, self.row);
         if !is_whole {
-            self.post_group_parts(start)?;
-        } else if let Err(refused) = verbs.nic.post_list(&verbs.qp, list, start, refusal) {
+            return self.post_group_parts(start);
+        }
+        if let Err(refused) = verbs.nic.post_list(&verbs.qp, list, start, refusal) {
             return Err(self.base.refused(refused));
         }
         self.base.gate = Gate::Open;
@@ -133,8 +134,18 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
     /// Posts a group that has an empty message, or that goes over several queue pairs.
     #[inline(never)]
     fn post_group_parts(&mut self, start: usize) -> Result<(), Failed> {
-        let Self { base: Base { verbs, .. }, group, .. } = self;
-        let posted = post_parts(verbs, group.wrs(), start);
-        posted.map_err(|error| self.base.nic_failed(error))
+        let Self { base: Base { verbs, gate, reqs, .. }, group, row, target, .. } = self;
+        if N::RAILS_MAX > 1 {
+            // An attempt may have changed the number of queue pairs since the first message was matched.
+            let entries = reqs.row(group.first()).iter_mut();
+            entries.filter(|entry| entry.is_awaiting()).for_each(|entry| entry.rearm(target.qps));
+        }
+        let posted = post_parts(verbs, group.wrs(), group.order(), start, *row);
+        *gate = Gate::Open;
+        if let Err(error) = posted {
+            self.base.rail_refused(error)?;
+        }
+        self.advance();
+        Ok(())
     }
 }

@@ -3,9 +3,9 @@
 use super::SendComm;
 use super::grouped::GROUP_NREQS;
 use crate::comm::base::{Base, Failed, Gate};
-use crate::comm::control::Control;
+use crate::comm::control::{Control, RowSet};
 use crate::comm::group::Group;
-use crate::comm::post::{post_parts, post_single, with_imm};
+use crate::comm::post::{only_qp, post_parts, post_single, qps_of, with_imm};
 use crate::comm::recover::Recovering;
 use crate::comm::watch::Rows;
 use crate::conn::Stream;
@@ -23,6 +23,9 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
             match self.base.recover(now_ns, self.rows_sent(), self.depth())? {
                 Recovering::Waiting => return Ok(()),
                 // The peer writes slots, and the sender needs to post nothing for them.
+                Recovering::Started { .. } if self.base.has_rails() => {
+                    self.target.move_to(&self.base.verbs, self.base.rails.peer_rkey);
+                }
                 Recovering::Started { .. } => {}
                 Recovering::Resumed { rows } => self.resend(rows)?,
             }
@@ -48,8 +51,15 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         if !is_planted(Mutant::CountGroupTwice) {
             self.base.route.grouped = 0;
         }
+        let arrived = match self.base.recovery.rails_report() {
+            Some(report) if !is_planted(Mutant::ResendOvertaking) => report.arrived,
+            _ => RowSet::default(),
+        };
+        for row in (rows_arrived..rows_sent).filter(|row| arrived.has(*row)) {
+            self.finish_row(row);
+        }
         let first = rows_arrived + u64::from(is_planted(Mutant::ResendTooFew));
-        let mut rows = first..rows_sent;
+        let mut rows = (first..rows_sent).filter(|row| !arrived.has(*row));
         if is_planted(Mutant::ResendInWrongOrder) {
             return rows.rev().try_for_each(|row| self.resend_row(row));
         }
@@ -100,14 +110,23 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         // An unsent group has taken the requests of the oldest row.
         let rows = if self.group.is_complete() { depth } else { depth - 1 };
         for row in rows_sent.saturating_sub(rows)..rows_sent.min(rows_arrived) {
-            let first = (row % depth) as usize * RECVS_MAX;
-            self.base.reqs.row(first as u32).iter_mut().for_each(|entry| entry.finish_late());
+            self.finish_row(row);
         }
+    }
+
+    /// Marks the sends of a row as done.
+    fn finish_row(&mut self, row: u64) {
+        let first = (row % self.depth()) as usize * RECVS_MAX;
+        self.base.reqs.row(first as u32).iter_mut().for_each(|entry| entry.finish_late());
     }
 
     /// Sends a row again. Its slots are still in the FIFO, since the receiver overwrites them only after
     /// the row has arrived.
     fn resend_row(&mut self, row: u64) -> Result<(), Failed> {
+        if self.base.gate == Gate::Recovering {
+            // A rail has refused an earlier row. The next attempt sends this one too.
+            return Ok(());
+        }
         let idx = row + 1;
         let at = (row % self.depth()) as u8;
         let Self { base: Base { reqs, verbs, route, .. }, target, .. } = self;
@@ -129,14 +148,15 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
             if !fits(&room, buf.len) {
                 return Err(self.base.fail(Error::Unexpected));
             }
-            entries[0].rearm(target.qps);
+            let only = only_qp(verbs, row, 1, room.size as u32);
+            entries[0].rearm(qps_of(verbs, only));
             let whole = SendWr {
                 remote_addr: room.addr,
                 rkey: room.rkey,
                 sge: Sge { addr: buf.addr, length: buf.len, lkey: buf.lkey },
                 ..with_imm(first.raw(), buf.len)
             };
-            post_single(verbs, target, &whole)
+            post_single(verbs, target, &whole, at, only)
         } else if GROUP_NREQS.contains(&nreqs) {
             let mut group = Group::new(target);
             group.begin(nreqs, first);
@@ -150,10 +170,13 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
             }
             route.grouped += nreqs as u64;
             let (_, start) = group.finish(verbs, target, at);
-            post_parts(verbs, group.wrs(), start)
+            post_parts(verbs, group.wrs(), group.order(), start, at)
         } else {
             return Err(self.base.fail(Error::Unexpected));
         };
-        posted.map_err(|error| self.base.nic_failed(error))
+        match posted {
+            Ok(()) => Ok(()),
+            Err(error) => self.base.rail_refused(error),
+        }
     }
 }

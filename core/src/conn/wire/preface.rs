@@ -8,6 +8,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::device_name::{DEVICE_NAME_BYTES, DeviceName, decode, encode};
 use crate::conn::QPS_MAX;
+use crate::conn::rails::RAILS_MAX;
 use crate::conn::settings::is_depth;
 use crate::nic::{Ece, QpOptions, SourcePorts};
 
@@ -34,7 +35,10 @@ const VIEWS: u32 = 1 << 3;
 ///      | ece | long mtu | source ports | device name |
 /// ```
 ///
-/// `more` has the renewal port (2 bytes) and 4 zero bytes. `ece` has three words: vendor, options and mask. The long MTU is one word. The source ports are four
+/// `more` has six bytes: the renewal port (2 bytes), the number of rails, the rail that the message
+/// describes, and two zeros. An end with one rail sends zeros instead of the two numbers.
+///
+/// `ece` has three words: vendor, options and mask. The long MTU is one word. The source ports are four
 /// UDP ports of two bytes; unused ports are zero.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
@@ -47,7 +51,9 @@ pub struct PrefaceBytes {
     options: U32,
     udp_port: U16,
     renewal_port: U16,
-    zero: [u8; 4],
+    rails: u8,
+    rail: u8,
+    zero: [u8; 2],
     ece: [U32; 3],
     long_mtu_bytes: U32,
     udp_source_ports: [U16; SourcePorts::MAX],
@@ -87,6 +93,10 @@ pub struct Preface {
     /// Payload bytes of packets longer than any path MTU of the verbs, if this end's NIC and settings
     /// allow them; 0 for none. The two ends agree on the smaller of their values.
     pub long_mtu_bytes: u32,
+    /// Number of rails that this end offers or, from an acceptor, that the connection has.
+    pub rails: u8,
+    /// The rail that this message describes.
+    pub rail: u8,
     /// Name of this end's device.
     pub device: DeviceName,
 }
@@ -120,7 +130,9 @@ impl Preface {
             options: self.options.bits().into(),
             udp_port: self.udp_port.into(),
             renewal_port: self.renewal_port.into(),
-            zero: [0; 4],
+            rails: if self.rails == 1 { 0 } else { self.rails },
+            rail: self.rail,
+            zero: [0; 2],
             sizes_rkey: self.sizes_rkey.into(),
             sizes_addr: self.sizes_addr.into(),
             ece: [vendor_id, options, comp_mask].map(U32::new),
@@ -158,6 +170,8 @@ impl Preface {
             renewal_port: b.renewal_port.get(),
             shares_views: b.features.get() & VIEWS != 0,
             long_mtu_bytes: b.long_mtu_bytes.get(),
+            rails: b.rails.clamp(1, RAILS_MAX as u8),
+            rail: b.rail % RAILS_MAX as u8,
             device: decode(&b.device),
         })
     }
@@ -209,6 +223,8 @@ mod tests {
             renewal_port: qp_count,
             shares_views: options & 4 != 0,
             long_mtu_bytes: options >> 4,
+            rails: 1 + (options >> 8) as u8 % RAILS_MAX as u8,
+            rail: (options >> 16) as u8 % RAILS_MAX as u8,
             device: heapless::String::try_from(device).unwrap(),
         }
     }

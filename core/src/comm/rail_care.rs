@@ -1,0 +1,247 @@
+//! Looks after the rails of a connection: asks them, gives them up, and takes them in. [`super::rails`] has
+//! the rules.
+
+use super::base::{Base, Failed, Gate};
+use super::control::{Control, RailEnd, RailsReport};
+use super::rails::{ListOf, balance, shares};
+use super::recovery::RecoveryStage;
+use super::route::Route;
+use crate::conn::wire::Preface;
+use crate::conn::{PROBE, Peer, RAILS_MAX, RailSet, Stream, rail_of};
+use crate::error::{Error, Suspicion};
+use crate::mutant::{Mutant, is_planted};
+use crate::nic::{Nic, NicError, SendFlags, SendOpcode, SendWr, Verb, Wc};
+
+/// No rail has a port that is up at both ends.
+const NO_COMMON_RAIL: NicError =
+    NicError::new(Verb::QueryPort, 0, "no rail has a port that is up at both ends");
+
+impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R, T, REQS> {
+    /// Whether the connection has several rails.
+    #[inline(always)]
+    pub(super) fn has_rails(&self) -> bool {
+        N::RAILS_MAX > 1 && self.rails.count > 1
+    }
+
+    /// Looks after the rails of a connection that works. Call this from time to time.
+    pub(super) fn look_after_rails(&mut self, now_ns: u64) {
+        if !self.has_rails() || !matches!(self.gate, Gate::Open | Gate::Group) {
+            return;
+        }
+        let up = self.verbs.rails_up();
+        let Self { rails, route, .. } = self;
+        rails.put_off(now_ns);
+        let up = up.without(rails.put_off_at(now_ns));
+        rails.forgive(up.without(rails.told));
+        let silent = rails.hear(route.rail_work(), now_ns);
+        if up != rails.told && self.line.send(&Control::RailsUp { rails: up }) {
+            rails.told = up;
+        }
+        let both = up.and(rails.peer_up);
+        let gone = rails.in_use.without(both);
+        if !gone.is_empty() && !both.is_empty() {
+            rails.failed = gone;
+            warn!("{}: the port of rail {} is down", self.ends, ListOf(gone));
+            return self.suspect(Suspicion::RailFailed);
+        }
+        if !silent.is_empty() {
+            rails.failed = silent;
+            warn!("{}: rail {} does not answer", self.ends, ListOf(silent));
+            return self.suspect(Suspicion::RailFailed);
+        }
+        self.ask_rails(now_ns);
+        if !R::IS_SENDER || self.gate == Gate::Recovering {
+            return;
+        }
+        let Self { rails, route, verbs, .. } = self;
+        balance(&mut verbs.rails.weights, rails.in_use, &mut route.rail_work().last);
+        let waiting = both.without(rails.in_use).without(rails.asked);
+        let due = waiting.without(rails.put_off_at(now_ns));
+        if !due.is_empty() {
+            debug!("{}: rail {} is to join", self.ends, ListOf(due));
+            self.recovery.is_planned = true;
+            self.suspect(Suspicion::RailJoins);
+        }
+    }
+
+    /// Takes a completion in error of a queue pair that carries no data. Returns whether it was one.
+    pub(super) fn is_of_probe(&mut self, wc: &Wc) -> bool {
+        let rail = RailSet::one(rail_of(wc.qp_num));
+        let is_idle = rail.and(self.rails.in_use).is_empty();
+        if is_idle {
+            self.rails.failed = self.rails.failed.or(rail);
+        }
+        is_idle
+    }
+
+    /// Goes on after the NIC has refused a call, if other rails may be left: an attempt sends again what
+    /// was not posted.
+    #[cold]
+    pub(super) fn rail_refused(&mut self, error: NicError) -> Result<(), Failed> {
+        if !self.has_rails() {
+            return Err(self.nic_failed(error));
+        }
+        if self.gate == Gate::Recovering {
+            self.recovery.stage = RecoveryStage::Suspected;
+        } else if matches!(self.gate, Gate::Open | Gate::Group) {
+            warn!("{}: {error}; the other rails take over", self.ends);
+            let broken = self.verbs.qps().filter(|qp| self.verbs.nic.check(qp).is_err());
+            let broken = broken.map(|qp| RailSet::one(self.verbs.nic.rail_of(qp)));
+            let broken = broken.fold(RailSet::NONE, RailSet::or);
+            self.rails.failed = self.rails.failed.or(broken);
+            self.suspect(Suspicion::RailFailed);
+        }
+        Ok(())
+    }
+
+    /// Whether the attempt that begins is planned by one of the ends.
+    pub(super) fn is_planned(&self) -> bool {
+        let recovery = &self.recovery;
+        let theirs = recovery.peer_rails.as_ref();
+        let theirs = theirs.filter(|report| report.attempt > recovery.attempt);
+        self.has_rails() && (recovery.is_planned || theirs.is_some_and(|report| report.planned))
+    }
+
+    /// Creates queue pairs on all rails whose ports are up, and tells the peer of them.
+    pub(super) fn renew_rails(&mut self, rows: u64, depth: u64) -> Result<(), NicError> {
+        let Self { verbs, route, reqs, recovery, rails, ends, .. } = self;
+        let attempt = recovery.attempt;
+        let all = RailSet::first(rails.count);
+        // What could not be started is left out once. Then there may be nothing else.
+        let shunned = core::mem::take(&mut rails.shunned);
+        let wanted = if shunned == all { all } else { all.without(shunned) };
+        rails.usable = verbs.renew_rails(attempt, wanted)?;
+        // A port that is up, and a device that does not work.
+        rails.failed = rails.failed.or(verbs.rails_up().without(rails.usable));
+        rails.told = rails.usable;
+        route.renew(verbs)?;
+        (ends.qpn, ends.gid) = (verbs.nic.qp_num(&verbs.qp), verbs.port.gid);
+        // What failed since the last look counts too. The next look puts it off.
+        let trusted = match R::IS_SENDER {
+            true => rails.trusted,
+            false => all,
+        };
+        rails.offered = trusted.and(rails.usable).without(rails.failed);
+        let end = |rail| RailEnd {
+            preface: Preface {
+                sizes_rkey: verbs.control_rkey_on(rail),
+                ..verbs.rail_preface(rail, depth as u16)
+            },
+            info: verbs.rail_info(rail),
+            speed_mbps: verbs.rails.ports[rail].speed_mbps,
+        };
+        let report = RailsReport {
+            attempt,
+            rows: route.rows_to_report(reqs, rows, depth),
+            arrived: route.arrived(reqs, rows, depth),
+            planned: recovery.is_planned,
+            usable: rails.usable,
+            trusted: rails.offered,
+            ends: rails.usable.iter().map(end).collect(),
+        };
+        debug!(
+            "{}: attempt {attempt}, {} rows, rails {}",
+            self.ends,
+            report.rows,
+            ListOf(report.usable)
+        );
+        self.line.send(&Control::RailsReport(report));
+        Ok(())
+    }
+
+    /// Starts the queue pairs of the rails that both ends have, and decides which of them carry data.
+    pub(super) fn start_rails_anew(&mut self, now_ns: u64) -> Result<(), Error> {
+        let Some(report) = self.recovery.rails_report().cloned() else {
+            return Err(Error::Unexpected);
+        };
+        let Self { verbs, rails, ends, .. } = self;
+        rails.peer_up = report.usable;
+        let fits = |rail: &usize| {
+            let theirs = report.end(*rail).map(|end| end.info.link_layer);
+            theirs == Some(verbs.rails.ports[*rail].link_layer)
+        };
+        let both = rails.usable.and(report.usable).iter().filter(fits);
+        let both = both.fold(RailSet::NONE, |both, rail| both.or(RailSet::one(rail)));
+        if both.is_empty() {
+            return Err(Error::Nic(NO_COMMON_RAIL));
+        }
+        let trusted = match is_planted(Mutant::TrustAlone) {
+            true => both.and(rails.offered),
+            false => both.and(rails.offered).and(report.trusted),
+        };
+        let in_use = if trusted.is_empty() { both } else { trusted };
+        for rail in both.iter() {
+            let Some(end) = report.end(rail) else { return Err(Error::Unexpected) };
+            if end.info.qpns.len() != verbs.rails.qps {
+                return Err(Error::Unexpected);
+            }
+            let mut info = end.info.clone();
+            info.mtu = info.mtu.min(verbs.rails.ports[rail].active_mtu);
+            let ours = verbs.rail_preface(rail, end.preface.fifo_depth);
+            let peer = Peer::new(info, Some(end.preface.clone()), &ours);
+            if let Err(error) = verbs.start_rail(rail, &peer) {
+                rails.failed = rails.failed.or(RailSet::one(rail));
+                rails.shunned = rails.shunned.or(RailSet::one(rail));
+                return Err(error);
+            }
+            if in_use.iter().next() == Some(rail) {
+                peer.note(ends);
+                rails.peer_rkey = end.preface.sizes_rkey;
+            }
+            if !rails.in_use.has(rail) {
+                rails.retries[rail].joined_ns = now_ns;
+            }
+        }
+        let joined = in_use.without(rails.in_use);
+        if !joined.is_empty() || in_use != rails.in_use {
+            let speed = |rail: usize| {
+                let theirs = report.end(rail).map_or(0, |end| end.speed_mbps);
+                verbs.rails.ports[rail].speed_mbps.min(theirs).max(1)
+            };
+            let speeds =
+                core::array::from_fn(|rail| if in_use.has(rail) { speed(rail) } else { 0 });
+            verbs.rails.weights = shares(&speeds);
+        }
+        verbs.use_rails(in_use);
+        ends.qpn = verbs.nic.qp_num(&verbs.qp);
+        ends.gid = verbs.port.gid;
+        rails.failed = rails.failed.or(rails.in_use.without(in_use));
+        rails.put_off(now_ns);
+        (rails.in_use, rails.asked) = (in_use, RailSet::NONE);
+        (rails.trusted, rails.stale, rails.shunned) = (in_use, RailSet::NONE, RailSet::NONE);
+        // An answer to an earlier question says nothing about these queue pairs.
+        self.route.rail_work().answered = RailSet::NONE;
+        info!("{}: data goes over rail {}", self.ends, ListOf(in_use));
+        Ok(())
+    }
+
+    /// Asks the rails that have answered the question before. Only the sender tries rails on probation.
+    pub(super) fn ask_rails(&mut self, now_ns: u64) {
+        let Self { verbs, rails, route, .. } = self;
+        let probe = SendWr {
+            wr_id: PROBE,
+            opcode: SendOpcode::RdmaWrite,
+            flags: SendFlags::SIGNALED,
+            ..SendWr::default()
+        };
+        for qp in verbs.all_qps() {
+            let rail = verbs.nic.rail_of(qp) % RAILS_MAX;
+            if rails.asked.or(rails.failed).has(rail) || !R::IS_SENDER && !rails.in_use.has(rail) {
+                continue;
+            }
+            if rails.trusted.without(rails.in_use).has(rail) {
+                // The rail has answered and joins soon.
+                continue;
+            }
+            match verbs.nic.post_send(qp, &[probe]) {
+                Ok(()) => rails.asked = rails.asked.or(RailSet::one(rail)),
+                Err(_) => rails.failed = rails.failed.or(RailSet::one(rail)),
+            }
+            let retry = &mut rails.retries[rail];
+            (retry.silent_ns, retry.done) = (now_ns, route.rail_work().done[rail]);
+        }
+        if !rails.failed.and(rails.in_use).is_empty() {
+            self.suspect(Suspicion::RailFailed);
+        }
+    }
+}

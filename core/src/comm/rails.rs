@@ -1,0 +1,273 @@
+//! The rails of a connection: which of them carry data, and when another set of them is tried.
+//!
+//! All queue pairs of a connection stop together, and an attempt of the recovery ([`super::recovery`]) makes
+//! new ones on every rail whose port is up at both ends. So a rail leaves and joins a connection by an
+//! attempt, and nothing else moves messages from rail to rail.
+//!
+//! - Both ends trust rails that work. If there are such rails, only they carry data. The others are on
+//!   probation.
+//! - At each look an end asks each rail with an empty WRITE ([`PROBE`]), whose acknowledge is the answer. If
+//!   a rail on probation answers the sender, the sender begins a planned attempt, in which the rail carries
+//!   data. If a rail that carries data does not answer for [`STALL_NS`], and another one does, an attempt
+//!   goes on without it. A peer that is stopped answers on no rail.
+//! - An end that sees the port of a rail go down begins an attempt at once. It also tells the peer which of
+//!   its ports are up.
+//! - A rail that fails again soon is left alone for longer and longer, up to [`PAUSE_NS`]'s end.
+
+use crate::conn::{PROBE, RAILS_MAX, RailSet, rail_of};
+use crate::nic::{Wc, WcStatus};
+
+/// The first and the longest pause before a rail that has failed is tried again.
+const PAUSE_NS: core::ops::RangeInclusive<u64> = 100_000_000..=4_000_000_000;
+/// A rail that fails within this time after it has joined is tried later than the time before.
+const TRIAL_NS: u64 = 10_000_000_000;
+/// The time after which a rail that does not answer is given up, if another rail answers.
+const STALL_NS: u64 = 500_000_000;
+/// The number of long messages after which the shares of the rails are compared.
+const WINDOW: u32 = 16;
+/// All shares together.
+const SHARES: u16 = 1024;
+
+/// The state of a connection's rails at one end.
+pub(super) struct Rails {
+    /// The number of rails that both ends have. With one, the rest means nothing.
+    pub(super) count: usize,
+    /// The rails of this end's new queue pairs.
+    pub(super) usable: RailSet,
+    /// The rails among these that this end's report calls trusted.
+    pub(super) offered: RailSet,
+    /// The rails that carry data.
+    pub(super) in_use: RailSet,
+    /// The rails of which this end knows nothing bad. The sender has seen these work.
+    pub(super) trusted: RailSet,
+    /// The rails whose answer is awaited.
+    pub(super) asked: RailSet,
+    /// The rails in use that have not answered for a while at the last look, although another one has.
+    pub(super) stale: RailSet,
+    /// The rails whose queue pairs could not be started in the last attempt.
+    pub(super) shunned: RailSet,
+    /// The rails that failed since the last look.
+    pub(super) failed: RailSet,
+    /// The rails whose ports are up at the peer, as far as this end knows.
+    pub(super) peer_up: RailSet,
+    /// The rails whose ports are up at this end, as the peer was told.
+    pub(super) told: RailSet,
+    pub(super) retries: [Retry; RAILS_MAX],
+    /// The key of the peer's control memory on the first of the rails in use.
+    pub(super) peer_rkey: u32,
+}
+
+/// When a rail may be tried again, and how it answers.
+#[derive(Clone, Copy)]
+pub(super) struct Retry {
+    not_before_ns: u64,
+    pause_ns: u64,
+    pub(super) joined_ns: u64,
+    /// The time since which the rail is silent: of the question, or of the last completion that was seen.
+    pub(super) silent_ns: u64,
+    /// The number of completions at the last look.
+    pub(super) done: u32,
+}
+
+/// What completions say about the rails.
+pub(super) struct RailWork {
+    /// The rails that have answered.
+    pub(super) answered: RailSet,
+    /// The number of completions on each rail.
+    pub(super) done: [u32; RAILS_MAX],
+    /// The number of long messages that each rail has finished after all other rails.
+    pub(super) last: [u32; RAILS_MAX],
+}
+
+impl RailWork {
+    pub(super) const NONE: Self =
+        RailWork { answered: RailSet::NONE, done: [0; RAILS_MAX], last: [0; RAILS_MAX] };
+
+    /// Counts a completion. Returns whether it is only the answer of a rail.
+    #[inline(always)]
+    pub(super) fn book(&mut self, wc: &Wc) -> bool {
+        let rail = rail_of(wc.qp_num);
+        self.done[rail] = self.done[rail].wrapping_add(1);
+        let is_answer = wc.wr_id == PROBE && wc.status == WcStatus::SUCCESS;
+        if is_answer {
+            self.answered = self.answered.or(RailSet::one(rail));
+        }
+        is_answer
+    }
+
+    /// Notes that a rail has finished a long message after all other rails.
+    #[inline(always)]
+    pub(super) fn was_last(&mut self, wc: &Wc) {
+        self.last[rail_of(wc.qp_num)] += 1;
+    }
+}
+
+impl Rails {
+    /// `lead` is the rail of the first queue pairs.
+    pub(super) fn new(count: usize, lead: usize) -> Self {
+        let pause_ns = *PAUSE_NS.start();
+        let retry = Retry { not_before_ns: 0, pause_ns, joined_ns: 0, silent_ns: 0, done: 0 };
+        Rails {
+            count,
+            usable: RailSet::one(lead),
+            offered: RailSet::one(lead),
+            in_use: RailSet::one(lead),
+            trusted: RailSet::one(lead),
+            asked: RailSet::NONE,
+            stale: RailSet::NONE,
+            shunned: RailSet::NONE,
+            failed: RailSet::NONE,
+            peer_up: RailSet::first(count),
+            told: RailSet::first(count),
+            retries: [retry; RAILS_MAX],
+            peer_rkey: 0,
+        }
+    }
+
+    /// Whether the connection has several rails.
+    pub(super) const fn has_several(&self) -> bool {
+        self.count > 1
+    }
+
+    /// Takes the peer's word about its ports.
+    pub(super) fn peer_up(&mut self, up: RailSet) {
+        let back = up.without(self.peer_up);
+        self.peer_up = up;
+        self.forgive(back);
+    }
+
+    /// Lets rails whose ports have come up be tried at once.
+    pub(super) fn forgive(&mut self, back: RailSet) {
+        for rail in back.iter() {
+            self.retries[rail].not_before_ns = 0;
+        }
+    }
+
+    /// Blames the rails that have not answered for a while, although another one has. Somebody has seen that
+    /// nothing moves, and the rails that answer are not to blame.
+    pub(super) fn blame_stale(&mut self) {
+        self.failed = self.failed.or(self.stale);
+    }
+
+    /// Blames the rail of a queue pair.
+    pub(super) fn blame(&mut self, qp_num: u32) {
+        self.failed = self.failed.or(RailSet::one(rail_of(qp_num)));
+    }
+
+    /// Takes answers, and returns the rails that have been silent for too long while others answered.
+    pub(super) fn hear(&mut self, work: &mut RailWork, now_ns: u64) -> RailSet {
+        let answered = core::mem::take(&mut work.answered).and(self.asked);
+        self.asked = self.asked.without(answered);
+        let is_any_heard = !self.in_use.without(self.asked).is_empty();
+        let mut silent = RailSet::NONE;
+        self.stale = RailSet::NONE;
+        for rail in self.in_use.and(self.asked).iter() {
+            let retry = &mut self.retries[rail];
+            if retry.done != work.done[rail] {
+                (retry.done, retry.silent_ns) = (work.done[rail], now_ns);
+            }
+            let silent_ns = now_ns.saturating_sub(retry.silent_ns);
+            if is_any_heard && silent_ns >= STALL_NS / 4 {
+                self.stale = self.stale.or(RailSet::one(rail));
+            }
+            if is_any_heard && silent_ns >= STALL_NS {
+                silent = silent.or(RailSet::one(rail));
+            }
+        }
+        self.trusted = self.trusted.or(answered);
+        silent
+    }
+
+    /// The rails that are to be left alone for now.
+    pub(super) fn put_off_at(&self, now_ns: u64) -> RailSet {
+        let idle = RailSet::first(self.count).without(self.in_use);
+        let put_off = idle.iter().filter(|rail| now_ns < self.retries[*rail].not_before_ns);
+        put_off.fold(RailSet::NONE, |put_off, rail| put_off.or(RailSet::one(rail)))
+    }
+
+    /// Puts off the next try of the rails that have failed.
+    pub(super) fn put_off(&mut self, now_ns: u64) {
+        for rail in self.failed.iter() {
+            let retry = &mut self.retries[rail];
+            if self.in_use.has(rail) && now_ns.saturating_sub(retry.joined_ns) >= TRIAL_NS {
+                retry.pause_ns = *PAUSE_NS.start();
+            }
+            retry.not_before_ns = now_ns.saturating_add(retry.pause_ns);
+            retry.pause_ns = (2 * retry.pause_ns).min(*PAUSE_NS.end());
+        }
+        self.trusted = self.trusted.without(self.failed);
+        self.asked = self.asked.without(self.failed);
+        self.failed = RailSet::NONE;
+    }
+}
+
+/// Divides [`SHARES`] by speed.
+pub(super) fn shares(speeds: &[u32; RAILS_MAX]) -> [u16; RAILS_MAX] {
+    let sum: u64 = speeds.iter().map(|speed| u64::from(*speed)).sum();
+    speeds.map(|speed| (u64::from(speed) * u64::from(SHARES) / sum.max(1)) as u16)
+}
+
+/// Moves shares between the rails. `last` says for each rail how many long messages it finished after all
+/// other rails. A rail that is last more often than its turn has too large a share.
+pub(super) fn balance(
+    weights: &mut [u16; RAILS_MAX],
+    in_use: RailSet,
+    last: &mut [u32; RAILS_MAX],
+) {
+    let sum: u32 = in_use.iter().map(|rail| last[rail]).sum();
+    if in_use.len() < 2 || sum < WINDOW {
+        return;
+    }
+    let turn = sum / in_use.len() as u32;
+    let slowest = in_use.iter().max_by_key(|rail| last[*rail]);
+    let fastest = in_use.iter().min_by_key(|rail| last[*rail]);
+    if let (Some(slowest), Some(fastest)) = (slowest, fastest)
+        && last[slowest] > turn + turn / 2
+    {
+        let moved = weights[slowest].div_ceil(8).min(weights[slowest]);
+        weights[slowest] -= moved;
+        weights[fastest] += moved;
+    }
+    *last = [0; RAILS_MAX];
+}
+
+/// Rails for people: `0+2`.
+pub(super) struct ListOf(pub(super) RailSet);
+
+impl core::fmt::Display for ListOf {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        for (i, rail) in self.0.iter().enumerate() {
+            write!(f, "{}{rail}", if i == 0 { "" } else { "+" })?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    pub(super) fn shares_follow_the_speeds() {
+        assert_eq!(shares(&[100, 300, 0, 0, 0, 0, 0, 0])[..3], [256, 768, 0]);
+        assert_eq!(shares(&[u32::MAX; RAILS_MAX]), [128; RAILS_MAX]);
+    }
+
+    #[test]
+    fn the_shares_of_two_rails_become_right_whatever_they_were() {
+        // Rail 0 moves four times as many bytes in a second as rail 1.
+        for start in [[512, 512], [1024, 0], [0, 1024], [100, 924]] {
+            let mut weights = [0; RAILS_MAX];
+            weights[..2].copy_from_slice(&start);
+            let in_use = RailSet::first(2);
+            for _ in 0..200 {
+                let is_first_late = u32::from(weights[0]) < 4 * u32::from(weights[1]);
+                let mut last = [0; RAILS_MAX];
+                last[usize::from(is_first_late)] = WINDOW;
+                balance(&mut weights, in_use, &mut last);
+            }
+            assert_eq!(weights[0] + weights[1], SHARES);
+            assert!((700..920).contains(&weights[0]), "{start:?} {weights:?}");
+        }
+    }
+}

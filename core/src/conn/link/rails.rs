@@ -1,0 +1,189 @@
+//! The queue pairs of a connection over several rails.
+
+use super::{Peer, Verbs, create_qp};
+use crate::conn::QPS_MAX;
+use crate::conn::rails::{RAILS_MAX, RailSet, wire_qpn};
+use crate::conn::wire::{Preface, QpInfo};
+use crate::error::{Ends, Error};
+use crate::nic::{Access, MemoryKeys, Nic, NicError, PortAttr, PortState, Verb};
+
+/// The rails of a comm. With one rail nothing here changes.
+pub(crate) struct VerbsRails {
+    /// The number of rails that both ends have.
+    pub(crate) count: usize,
+    /// The number of queue pairs on each rail.
+    pub(crate) qps: usize,
+    /// The number of `other_qps` that carry data.
+    pub(crate) data_others: usize,
+    /// The ports as they were when the queue pairs were created.
+    pub(crate) ports: [PortAttr; RAILS_MAX],
+    /// Shares of the rails in a long message; 0 for a rail that carries no data.
+    pub(crate) weights: [u16; RAILS_MAX],
+}
+
+impl<N: Nic> Verbs<N> {
+    /// Creates queue pairs on each rail of `rails` whose port is up, and returns these rails. The old
+    /// queue pairs must have stopped.
+    pub(crate) fn renew_rails(
+        &mut self,
+        attempt: u32,
+        rails: RailSet,
+    ) -> Result<RailSet, NicError> {
+        let mut all: heapless::Vec<N::Qp, QPS_MAX> = heapless::Vec::new();
+        let (mut usable, mut trouble) = (RailSet::NONE, None);
+        for rail in rails.iter() {
+            let before = all.len();
+            match self.create_on_rail(rail, &mut all) {
+                Ok(port) => {
+                    self.rails.ports[rail] = port;
+                    usable = usable.or(RailSet::one(rail));
+                }
+                Err(error) => {
+                    all.truncate(before);
+                    trouble = Some(error);
+                }
+            }
+        }
+        let mut all = all.into_iter();
+        let (Some(first), Some(lead)) = (all.next(), usable.iter().next()) else {
+            return Err(trouble.unwrap_or(NO_RAIL));
+        };
+        (self.qp, self.other_qps) = (first, all.collect());
+        (self.port, self.attempt) = (self.rails.ports[lead], attempt);
+        self.rails.data_others = self.other_qps.len();
+        Ok(usable)
+    }
+
+    fn create_on_rail(
+        &self,
+        rail: usize,
+        qps: &mut heapless::Vec<N::Qp, QPS_MAX>,
+    ) -> Result<PortAttr, NicError> {
+        let (_, port) = lead_rail(&self.nic, Some(rail))?;
+        let Self { nic, pd, cq, settings, .. } = self;
+        for _ in 0..self.rails.qps {
+            let qp = create_qp(nic, rail, pd, cq, &port, settings, Access::REMOTE_WRITE)?;
+            if qps.push(qp).is_err() {
+                return Err(NicError::new(Verb::CreateQp, 0, "more than 128 queue pairs"));
+            }
+        }
+        Ok(port)
+    }
+
+    /// Moves the queue pairs of a rail to RTS. The peer's queue pairs are in the same order.
+    pub(crate) fn start_rail(&self, rail: usize, peer: &Peer) -> Result<(), Error> {
+        self.suits(&self.rails.ports[rail % RAILS_MAX], peer)?;
+        let own = self.all_qps().filter(|qp| self.nic.rail_of(qp) == rail);
+        for (index, (qp, &qpn)) in (0..).zip(own.zip(&peer.info.qpns)) {
+            let index = (rail * QPS_MAX) as u32 + index;
+            let first_psn = |side| self.session.first_psn(side, index, self.attempt);
+            let psns = [self.side, self.side.other()].map(first_psn);
+            self.start_qp(qp, qpn, psns, peer)?;
+        }
+        Ok(())
+    }
+
+    /// Lets the queue pairs of the rails `in_use` carry data, in the order of the rails.
+    pub(crate) fn use_rails(&mut self, in_use: RailSet) {
+        let Self { qp, other_qps, nic, .. } = self;
+        let carries = |qp: &N::Qp| in_use.has(nic.rail_of(qp));
+        let mut others = core::mem::take(other_qps);
+        if !carries(qp)
+            && let Some(first) = others.iter_mut().find(|other| carries(other))
+        {
+            core::mem::swap(qp, first);
+        }
+        let (mut data, mut rest) = (heapless::Vec::new(), heapless::Vec::<_, QPS_MAX>::new());
+        for other in others {
+            // Both have room for all of them.
+            let _ = if carries(&other) { data.push(other) } else { rest.push(other) };
+        }
+        self.rails.data_others = data.len();
+        data.extend(rest);
+        self.other_qps = data;
+        self.port = self.rails.ports[self.lead() % RAILS_MAX];
+    }
+
+    /// The rails whose ports are up now.
+    pub(crate) fn rails_up(&self) -> RailSet {
+        let up = RailSet::first(self.rails.count).iter();
+        let up = up.filter(|rail| lead_rail(&self.nic, Some(*rail)).is_ok());
+        up.fold(RailSet::NONE, |up, rail| up.or(RailSet::one(rail)))
+    }
+
+    /// The key of the control memory for a peer on a rail.
+    pub(crate) fn control_rkey_on(&self, rail: usize) -> u32 {
+        self.nic.rail_rkey(rail, self.control_mr.rkey())
+    }
+
+    /// The queue pairs and the port of a rail, for the peer.
+    pub(crate) fn rail_info(&self, rail: usize) -> QpInfo {
+        let port = &self.rails.ports[rail % RAILS_MAX];
+        let own = self.all_qps().filter(|qp| self.nic.rail_of(qp) == rail);
+        QpInfo {
+            lid: port.lid,
+            ib_port: port.port_num,
+            link_layer: port.link_layer,
+            qpns: own.map(|qp| wire_qpn(self.nic.qp_num(qp))).collect(),
+            gid: port.gid,
+            mtu: port.active_mtu,
+            fifo_rkey: 0,
+            fifo_addr: 0,
+        }
+    }
+
+    /// A preface that describes the queue pairs of a rail, without ECE.
+    pub(crate) fn rail_preface(&self, rail: usize, fifo_depth: u16) -> Preface {
+        let port = if N::RAILS_MAX == 1 { &self.port } else { &self.rails.ports[rail % RAILS_MAX] };
+        Preface {
+            fifo_depth,
+            qp_count: self.qp_count(),
+            options: self.options(port),
+            udp_port: port.udp_port,
+            udp_source_ports: port.udp_source_ports,
+            sizes_addr: 0,
+            sizes_rkey: 0,
+            ece: None,
+            recovers: self.settings.recovers(),
+            renewal_port: 0,
+            shares_views: true,
+            long_mtu_bytes: if self.settings.long_mtu { port.long_mtu_bytes } else { 0 },
+            rails: 1,
+            rail: rail as u8,
+            device: Ends::local(self.nic.rail_name(rail), port.gid).device,
+        }
+    }
+
+    /// Takes the number of rails that both ends have.
+    pub(crate) fn agree_on_rails(&mut self, peer: &Peer) {
+        let of_peer = if peer.recovers { usize::from(peer.rails) } else { 1 };
+        let fitting = QPS_MAX / self.rails.qps.max(1);
+        self.rails.count = self.nic.rails().min(of_peer).min(fitting).max(1);
+    }
+}
+
+/// No rail is left to try.
+const NO_RAIL: NicError = NicError::new(Verb::QueryPort, 0, "no rail has a port that is up");
+
+/// Queries the port of a rail, and fails if the port is down. Without a rail, takes the first rail whose
+/// port is up.
+pub(super) fn lead_rail(
+    nic: &impl Nic,
+    rail: Option<usize>,
+) -> Result<(usize, PortAttr), NicError> {
+    let query = |rail| {
+        let port = nic.query_rail(rail)?;
+        match port.state {
+            PortState::Active => Ok((rail, port)),
+            PortState::Down => Err(NicError::new(Verb::QueryPort, 0, "the port is down")),
+        }
+    };
+    match rail {
+        Some(rail) => query(rail),
+        None => {
+            let first = query(0);
+            let later = || (1..nic.rails()).find_map(|rail| query(rail).ok());
+            first.or_else(|error| later().ok_or(error))
+        }
+    }
+}

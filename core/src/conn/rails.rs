@@ -1,0 +1,64 @@
+//! Sets of rails, and the keys of a row's buffers on each rail.
+
+/// The most rails of a connection.
+pub const RAILS_MAX: usize = 8;
+
+/// Bits of a queue pair's number. A NIC with several rails has the rail's number above them.
+const QPN_BITS: u32 = 24;
+
+/// The number by which a peer names a queue pair, without the number of its rail.
+pub(crate) const fn wire_qpn(qp_num: u32) -> u32 {
+    qp_num & ((1 << QPN_BITS) - 1)
+}
+
+/// The rail of a queue pair.
+#[inline(always)]
+pub(crate) const fn rail_of(qp_num: u32) -> usize {
+    (qp_num >> QPN_BITS) as usize % RAILS_MAX
+}
+
+/// A set of rails: one bit for each.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct RailSet(pub(crate) u8);
+
+impl RailSet {
+    pub(crate) const NONE: RailSet = RailSet(0);
+
+    /// The first `count` rails.
+    pub(crate) const fn first(count: usize) -> Self {
+        RailSet(if count >= RAILS_MAX { u8::MAX } else { (1 << count) - 1 })
+    }
+
+    pub(crate) const fn one(rail: usize) -> Self {
+        RailSet(1 << (rail % RAILS_MAX))
+    }
+
+    pub(crate) const fn has(self, rail: usize) -> bool {
+        self.0 & Self::one(rail).0 != 0
+    }
+
+    pub(crate) const fn and(self, other: Self) -> Self {
+        RailSet(self.0 & other.0)
+    }
+
+    pub(crate) const fn or(self, other: Self) -> Self {
+        RailSet(self.0 | other.0)
+    }
+
+    pub(crate) const fn without(self, other: Self) -> Self {
+        RailSet(self.0 & !other.0)
+    }
+
+    pub(crate) const fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    pub(crate) const fn len(self) -> usize {
+        self.0.count_ones() as usize
+    }
+
+    /// The rails, in order.
+    pub(crate) fn iter(self) -> impl Iterator<Item = usize> {
+        (0..RAILS_MAX).filter(move |rail| self.has(*rail))
+    }
+}

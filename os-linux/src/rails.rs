@@ -1,0 +1,319 @@
+//! Several ports as one NIC: its connections run over all of them ([`Nic::rails`]).
+
+mod keys;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use invar_core::conn::RAILS_MAX;
+use invar_core::nic::{
+    Access, Ece, Gid, MemoryKeys, Nic, NicError, PollError, PortAttr, PortNotices, QpCap,
+    QpTransition, RecvWr, Refusal, Refused, SendWr, Verb, Wc,
+};
+
+use keys::{Key, Keys};
+
+/// The most work requests that are posted at once.
+const POST_MAX: usize = 16;
+/// Bits of a queue pair's number. The number of its rail is above them.
+const QPN_BITS: u32 = 24;
+
+/// Up to [`RAILS_MAX`] ports as one NIC. Clones are the same NIC.
+///
+/// One registration covers all ports, and has one key for both directions. [`Nic::rail_rkey`] gives the key of
+/// each port.
+pub struct Rails<N>(Arc<Owner<N>>);
+
+struct Owner<N> {
+    name: String,
+    nics: Vec<N>,
+    keys: Keys,
+}
+
+impl<N> Clone for Rails<N> {
+    fn clone(&self) -> Self {
+        Rails(Arc::clone(&self.0))
+    }
+}
+
+/// Protection domains, one on each rail.
+pub struct RailsPd<N: Nic>(Arc<[N::Pd]>);
+
+impl<N: Nic> Clone for RailsPd<N> {
+    fn clone(&self) -> Self {
+        RailsPd(Arc::clone(&self.0))
+    }
+}
+
+/// Completion queues, one on each rail.
+pub struct RailsCq<N: Nic> {
+    cqs: Vec<N::Cq>,
+    broken: Arc<Broken>,
+}
+
+/// A queue pair on one rail.
+pub struct RailsQp<N: Nic> {
+    rail: usize,
+    qp: N::Qp,
+    broken: Arc<Broken>,
+}
+
+/// A registration on each rail.
+pub struct RailsMr<N: Nic> {
+    key: Key,
+    // The registrations end after their key.
+    _mrs: Vec<N::Mr>,
+}
+
+/// The rails whose completion queue could not be polled.
+type Broken = [AtomicBool; RAILS_MAX];
+
+impl<N: Nic> MemoryKeys for RailsMr<N> {
+    fn lkey(&self) -> u32 {
+        self.key.number()
+    }
+
+    fn rkey(&self) -> u32 {
+        self.key.number()
+    }
+}
+
+impl<N: Nic> Rails<N> {
+    /// Makes one NIC of `nics`, whose name is all their names. The peer's ports are matched in the same
+    /// order.
+    ///
+    /// # Errors
+    /// There are no ports, or too many.
+    pub fn new(nics: Vec<N>) -> Result<Self, NicError> {
+        if nics.is_empty() || nics.len() > RAILS_MAX {
+            return Err(NicError::new(Verb::CreateQp, 0, "a NIC has 1 to 8 rails"));
+        }
+        let names: Vec<&str> = nics.iter().map(Nic::name).collect();
+        Ok(Rails(Arc::new(Owner { name: names.join("+"), nics, keys: Keys::new() })))
+    }
+
+    /// The ports.
+    pub fn nics(&self) -> &[N] {
+        &self.0.nics
+    }
+
+    fn nic(&self, rail: usize) -> &N {
+        // No handle of a rail exists beyond the last one.
+        &self.0.nics[rail.min(self.0.nics.len() - 1)]
+    }
+
+    /// Posts work requests with the local keys of the queue pair's rail.
+    fn post(&self, qp: &RailsQp<N>, wrs: &[SendWr]) -> Result<(), NicError> {
+        let mut own: heapless::Vec<SendWr, POST_MAX> = heapless::Vec::new();
+        for wr in wrs {
+            let mut wr = *wr;
+            if wr.sge.length > 0 {
+                wr.sge.lkey = self.0.keys.lkey(wr.sge.lkey, qp.rail);
+            }
+            // A part has room for all of its work requests.
+            let _ = own.push(wr);
+        }
+        self.nic(qp.rail).post_send(&qp.qp, &own)
+    }
+}
+
+impl<N: Nic> Nic for Rails<N> {
+    type Memory = N::Memory;
+    type Pd = RailsPd<N>;
+    type Mr = RailsMr<N>;
+    type Cq = RailsCq<N>;
+    type Qp = RailsQp<N>;
+
+    const RAILS_MAX: usize = RAILS_MAX;
+    const GRANTS: bool = N::GRANTS;
+
+    fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    /// Queries the first port that is up, or else the first one.
+    fn query_port(&self) -> Result<PortAttr, NicError> {
+        use invar_core::nic::PortState::Active;
+        let ports = || self.0.nics.iter().map(Nic::query_port);
+        let up = ports().find(|port| port.as_ref().is_ok_and(|port| port.state == Active));
+        up.unwrap_or_else(|| self.nic(0).query_port())
+    }
+
+    fn query_gid(&self, index: u8) -> Result<Gid, NicError> {
+        self.nic(0).query_gid(index)
+    }
+
+    fn rails(&self) -> usize {
+        self.0.nics.len()
+    }
+
+    fn query_rail(&self, rail: usize) -> Result<PortAttr, NicError> {
+        self.nic(rail).query_port()
+    }
+
+    fn rail_name(&self, rail: usize) -> &str {
+        self.nic(rail).name()
+    }
+
+    fn rail_of(&self, qp: &RailsQp<N>) -> usize {
+        qp.rail
+    }
+
+    fn rail_rkey(&self, rail: usize, rkey: u32) -> u32 {
+        self.0.keys.rkey(rkey, rail)
+    }
+
+    fn alloc(&self, len: usize) -> Result<N::Memory, NicError> {
+        self.nic(0).alloc(len)
+    }
+
+    fn alloc_pd(&self) -> Result<RailsPd<N>, NicError> {
+        let pds: Result<Arc<[N::Pd]>, _> = self.0.nics.iter().map(Nic::alloc_pd).collect();
+        pds.map(RailsPd)
+    }
+
+    fn connection_pd(&self, pd: &RailsPd<N>) -> Result<RailsPd<N>, NicError> {
+        let pairs = self.0.nics.iter().zip(pd.0.iter());
+        let pds: Result<Arc<[N::Pd]>, _> = pairs.map(|(nic, pd)| nic.connection_pd(pd)).collect();
+        pds.map(RailsPd)
+    }
+
+    fn grant(&self, pd: &RailsPd<N>, rkey: u32) {
+        for (rail, (nic, pd)) in self.0.nics.iter().zip(pd.0.iter()).enumerate() {
+            nic.grant(pd, self.0.keys.rkey(rkey, rail));
+        }
+    }
+
+    fn reg_mr(
+        &self,
+        pd: &RailsPd<N>,
+        memory: &N::Memory,
+        access: Access,
+    ) -> Result<RailsMr<N>, NicError> {
+        let pairs = self.0.nics.iter().zip(pd.0.iter());
+        let mrs: Result<Vec<N::Mr>, _> =
+            pairs.map(|(nic, pd)| nic.reg_mr(pd, memory, access)).collect();
+        let mrs = mrs?;
+        let key = self.0.keys.take(mrs.iter().map(|mr| (mr.lkey(), mr.rkey())));
+        let none = NicError::new(Verb::RegMr, 0, "too many registrations over several rails");
+        Ok(RailsMr { key: key.ok_or(none)?, _mrs: mrs })
+    }
+
+    fn create_cq(&self, depth: usize) -> Result<RailsCq<N>, NicError> {
+        let cqs: Result<_, _> = self.0.nics.iter().map(|nic| nic.create_cq(depth)).collect();
+        Ok(RailsCq { cqs: cqs?, broken: Arc::default() })
+    }
+
+    fn create_qp(
+        &self,
+        pd: &RailsPd<N>,
+        cq: &RailsCq<N>,
+        cap: &QpCap,
+    ) -> Result<RailsQp<N>, NicError> {
+        self.create_rail_qp(0, pd, cq, cap)
+    }
+
+    fn create_rail_qp(
+        &self,
+        rail: usize,
+        pd: &RailsPd<N>,
+        cq: &RailsCq<N>,
+        cap: &QpCap,
+    ) -> Result<RailsQp<N>, NicError> {
+        let none = NicError::new(Verb::CreateQp, 0, "no such rail");
+        let (pd, own_cq) = pd.0.get(rail).zip(cq.cqs.get(rail)).ok_or(none)?;
+        let qp = self.nic(rail).create_qp(pd, own_cq, cap)?;
+        cq.broken[rail].store(false, Ordering::Relaxed);
+        Ok(RailsQp { rail, qp, broken: Arc::clone(&cq.broken) })
+    }
+
+    fn qp_num(&self, qp: &RailsQp<N>) -> u32 {
+        self.nic(qp.rail).qp_num(&qp.qp) | (qp.rail as u32) << QPN_BITS
+    }
+
+    fn modify_qp(&self, qp: &RailsQp<N>, transition: &QpTransition) -> Result<(), NicError> {
+        self.nic(qp.rail).modify_qp(&qp.qp, transition)
+    }
+
+    fn query_ece(&self, qp: &RailsQp<N>) -> Option<Ece> {
+        self.nic(qp.rail).query_ece(&qp.qp)
+    }
+
+    fn set_ece(&self, qp: &RailsQp<N>, ece: &Ece) -> Result<(), NicError> {
+        self.nic(qp.rail).set_ece(&qp.qp, ece)
+    }
+
+    fn post_send(&self, qp: &RailsQp<N>, wrs: &[SendWr]) -> Result<(), NicError> {
+        for (part, wrs) in wrs.chunks(POST_MAX).enumerate() {
+            self.post(qp, wrs).map_err(|error| NicError {
+                index: error.index.saturating_add((part * POST_MAX) as _),
+                ..error
+            })?;
+        }
+        Ok(())
+    }
+
+    fn post_recv(&self, qp: &RailsQp<N>, wr: &RecvWr) -> Result<(), NicError> {
+        let mut wr = *wr;
+        if wr.sge.length > 0 {
+            wr.sge.lkey = self.0.keys.lkey(wr.sge.lkey, qp.rail);
+        }
+        self.nic(qp.rail).post_recv(&qp.qp, &wr)
+    }
+
+    fn post_empty_recv(
+        &self,
+        qp: &RailsQp<N>,
+        wr: &RecvWr,
+        refusal: &mut Refusal,
+    ) -> Result<(), Refused> {
+        self.nic(qp.rail).post_empty_recv(&qp.qp, wr, refusal)
+    }
+
+    /// Polls all rails. A rail that cannot be polled is [noted](Nic::check), and the others go on.
+    fn poll(&self, cq: &RailsCq<N>, wcs: &mut [Wc]) -> Result<u32, PollError> {
+        let (mut polled, mut failed) = (0, None);
+        for (rail, (nic, own)) in self.0.nics.iter().zip(&cq.cqs).enumerate() {
+            let room = &mut wcs[polled..];
+            if room.is_empty() {
+                break;
+            }
+            match nic.poll(own, room) {
+                Ok(n) => {
+                    let new = &mut room[..n as usize];
+                    new.iter_mut().for_each(|wc| wc.qp_num |= (rail as u32) << QPN_BITS);
+                    polled += n as usize;
+                }
+                Err(error) => {
+                    cq.broken[rail].store(true, Ordering::Relaxed);
+                    failed = Some(error);
+                }
+            }
+        }
+        let is_lost = (0..cq.cqs.len()).all(|rail| cq.broken[rail].load(Ordering::Relaxed));
+        match failed {
+            Some(error) if is_lost => Err(error),
+            _ => Ok(polled as u32),
+        }
+    }
+
+    fn check(&self, qp: &RailsQp<N>) -> Result<(), NicError> {
+        if qp.broken[qp.rail].load(Ordering::Relaxed) {
+            return Err(NicError::new(Verb::PollCq, 0, "the completion queue cannot be polled"));
+        }
+        self.nic(qp.rail).check(&qp.qp)
+    }
+
+    fn port_changes(&self) -> u32 {
+        self.0.nics.iter().map(Nic::port_changes).fold(0, u32::wrapping_add)
+    }
+
+    fn notices(&self) -> PortNotices {
+        let all = self.0.nics.iter().map(Nic::notices);
+        all.into_iter().find(|notices| *notices != PortNotices::default()).unwrap_or_default()
+    }
+
+    fn progress(&self) {
+        self.0.nics.iter().for_each(Nic::progress);
+    }
+}
