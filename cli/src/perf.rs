@@ -239,6 +239,9 @@ fn rate(text: &str) -> Result<f64, &'static str> {
 
 /// Finds the device of a name, and does not open it.
 fn named(name: &str, settings: &Settings) -> Result<DeviceInfo, Failure> {
+    if name.contains('+') {
+        return Ok(Device::find(name, settings)?);
+    }
     let Survey { mut devices, left_out, .. } = Device::survey(settings)?;
     match devices.iter().position(|info| info.name == name) {
         Some(at) => Ok(devices.swap_remove(at)),
@@ -288,7 +291,8 @@ fn choose(nic: Option<&str>, local: IpAddr, settings: &Settings) -> Result<Chose
             None => return Ok(Chosen::Soft(local)),
         },
     };
-    if info.kind != DeviceKind::Soft {
+    // Each rail has an address of its own.
+    if info.kind != DeviceKind::Soft || !info.rails.is_empty() {
         return Ok(Chosen::Listed(info));
     }
     let DeviceInfo { name, addresses, .. } = info;
@@ -324,7 +328,8 @@ fn usual(local: IpAddr, settings: &Settings) -> Result<Option<DeviceInfo>, Failu
     let Survey { mut devices, left_out, .. } = Device::survey(settings)?;
     devices.retain(|info| settings.takes(info.kind));
     let first = |is: &dyn Fn(&DeviceInfo) -> bool| devices.iter().find(|info| is(info)).cloned();
-    if let Some(nic) = first(&is_hardware) {
+    let is_first = |info: &DeviceInfo| is_hardware(info) || !info.rails.is_empty();
+    if let Some(nic) = first(&is_first) {
         return Ok(Some(nic));
     }
     if settings.takes(DeviceKind::Soft) {

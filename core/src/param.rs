@@ -300,6 +300,10 @@ params! {
     /// Transport to use: RDMA (ib), TCP (socket), the software NIC (soft), a NIC that the program brings
     /// (custom), or the best that the host has (auto).
     INVAR_TRANSPORT => transport: TransportChoice = "auto", TransportChoice::ALLOWED;
+    /// Devices that work together: `mlx5_0+mlx5_1,mlx5_2+mlx5_3` makes two devices of four. Each connection
+    /// runs over all ports of its device, its rails, and goes on while one of them works. The peer's rails
+    /// are matched in the same order. Empty joins none.
+    INVAR_RAILS => rails: Option<&'a str> = "", Allowed::Name;
     /// The most detailed level of messages that are logged; the plugin follows NCCL_DEBUG instead.
     INVAR_LOG => log: LogLevel = "warn", LogLevel::ALLOWED, readers: Library;
 }

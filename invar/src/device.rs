@@ -2,6 +2,7 @@
 
 mod custom;
 mod provided;
+mod rails;
 mod rdma;
 mod registration;
 
@@ -59,6 +60,13 @@ impl Device {
     /// # Errors
     /// A setting has a value that is not allowed, or leaves out every RDMA device of the host.
     pub fn survey(settings: &Settings) -> Result<Survey, Error> {
+        let mut survey = Self::survey_ports(settings)?;
+        rails::join(&mut survey, &settings.rails)?;
+        Ok(survey)
+    }
+
+    /// Lists the devices, without those of several rails.
+    fn survey_ports(settings: &Settings) -> Result<Survey, Error> {
         settings.usable()?;
         let Survey { mut devices, mut left_out } = Survey::default();
         for provided in provided::survey() {
@@ -79,15 +87,26 @@ impl Device {
         Ok(Survey { devices, left_out })
     }
 
-    /// Opens the device of that name, with the settings of the environment.
+    /// Opens the device of that name, with the settings of the environment. Names that are joined by `+`
+    /// open one device whose connections run over all of these ports.
     ///
     /// # Errors
     /// No device has the name, or opening fails.
     pub fn open(name: &str) -> Result<Self, Error> {
         let settings = Settings::from_env()?;
-        let survey = Self::survey(&settings)?;
-        match survey.devices.iter().find(|info| info.name == name) {
-            Some(info) => Self::open_for(info, &settings),
+        Self::open_for(&Self::find(name, &settings)?, &settings)
+    }
+
+    /// Describes the device of a name as [`Device::open`] takes it.
+    ///
+    /// # Errors
+    /// No device has the name.
+    pub fn find(name: &str, settings: &Settings) -> Result<DeviceInfo, Error> {
+        let survey = Self::survey(settings)?;
+        let found = survey.devices.iter().find(|info| info.name == name);
+        match found {
+            Some(info) => Ok(info.clone()),
+            None if name.contains('+') => rails::describe(name, &Self::survey_ports(settings)?),
             None => Err(no_device(name, &survey)),
         }
     }
@@ -113,7 +132,7 @@ impl Device {
 
     fn open_soft_at(addr: SocketAddr, settings: &Settings) -> Result<Self, Error> {
         let address = addr.ip();
-        let mut survey = Self::survey(settings)?;
+        let mut survey = Self::survey_ports(settings)?;
         survey.devices.retain(|info| info.kind == DeviceKind::Soft);
         // Any address of 127.0.0.0/8 is on loopback, though only one is listed.
         let holder = Interface::holding(address).map_err(listing)?;
@@ -129,6 +148,9 @@ impl Device {
     /// # Errors
     /// The device is gone, its driver refuses, or no port of [`Settings::udp_ports`] is free.
     pub fn open_for(info: &DeviceInfo, settings: &Settings) -> Result<Self, Error> {
+        if !info.rails.is_empty() {
+            return rails::open(info, settings);
+        }
         match info.kind {
             DeviceKind::Verbs => return Self::open_rdma(info, &settings.rdma),
             DeviceKind::Socket => return Self::open_socket(info, settings),
@@ -309,6 +331,7 @@ fn describe_socket(found: Found<'_>, sysfs: &Path) -> DeviceInfo {
         qps_max: None,
         recvs_max: invar_core::fifo::RECVS_MAX,
         relaxed_ordering: false,
+        rails: Vec::new(),
     }
 }
 
@@ -337,6 +360,7 @@ fn describe(config: &SoftConfig, interfaces: &[Interface], sysfs: &Path) -> Opti
         qps_max: None,
         recvs_max: invar_core::fifo::RECVS_MAX,
         relaxed_ordering: false,
+        rails: Vec::new(),
     })
 }
 

@@ -79,6 +79,8 @@ pub struct DeviceInfo {
     pub recvs_max: usize,
     /// Whether the device registers memory with PCIe relaxed ordering.
     pub relaxed_ordering: bool,
+    /// The devices whose ports carry each connection together (`INVAR_RAILS`); empty for a single device.
+    pub rails: Vec<DeviceInfo>,
 }
 
 /// The devices of a host, and the devices that cannot be used.

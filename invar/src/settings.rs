@@ -65,6 +65,8 @@ pub struct Settings {
     pub(crate) socket_nthreads: Option<u32>,
     pub(crate) nsocks_perthread: Option<u32>,
     socket_congestion: Option<String>,
+    /// Value of `INVAR_RAILS`.
+    pub(crate) rails: String,
     soft_ports: PortRange,
     listen_ports: PortRange,
     remarks: Vec<String>,
@@ -280,6 +282,7 @@ impl Settings {
             socket_nthreads: params.socket_nthreads,
             nsocks_perthread: params.nsocks_perthread,
             socket_congestion: params.socket_congestion.map(str::to_owned),
+            rails: params.rails.unwrap_or_default().to_owned(),
             soft_ports: params.soft_port,
             listen_ports: params.port_range,
             remarks: Vec::new(),

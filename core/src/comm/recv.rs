@@ -8,7 +8,7 @@ mod stall;
 
 use core::hint::cold_path;
 
-use buf::slot;
+use buf::{set_slots, slot};
 
 use super::base::{Base, Failed, Gate};
 use super::closing::Closing;
@@ -492,13 +492,4 @@ fn grant<N: Nic>(verbs: &Verbs<N>, granted: &mut [u32; GRANTED], rkey: u32) {
         *last = rkey;
         verbs.nic.grant(&verbs.pd, rkey);
     }
-}
-
-/// Makes the write of a row write `nreqs` slots, with this `wr_id`.
-#[inline(always)]
-fn set_slots(slots: &mut SendList<1>, wr_id: u64, nreqs: usize) {
-    let [SendWr { sge, .. }] = *slots.wrs();
-    let mut wr = slots.wr(0);
-    wr.set_id(wr_id);
-    wr.set_sge(Sge { length: (nreqs * SLOT_BYTES) as u32, ..sge });
 }

@@ -60,6 +60,7 @@ impl Device {
             qps_max: None,
             recvs_max: invar_core::fifo::RECVS_MAX,
             relaxed_ordering: false,
+            rails: Vec::new(),
         };
         let adapter = adapt(nic, pd, kind);
         let (registrations, data_access) = (Registrations::new(), data_access(0, false));

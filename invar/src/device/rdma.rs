@@ -103,5 +103,6 @@ fn describe(port: &PortInfo, interfaces: &[Interface]) -> Option<DeviceInfo> {
         qps_max: Some(port.qps_max),
         recvs_max: RECVS_MAX,
         relaxed_ordering: false,
+        rails: Vec::new(),
     })
 }

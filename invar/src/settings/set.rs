@@ -361,6 +361,13 @@ impl Settings {
         self
     }
 
+    /// Sets the devices that work together, as `mlx5_0+mlx5_1` (`INVAR_RAILS`). Each connection of such a
+    /// device runs over all its ports, and goes on while one of them works.
+    #[must_use]
+    pub fn rails(self, groups: &str) -> Self {
+        self.with("INVAR_RAILS", groups)
+    }
+
     /// Sets a key that both ends share in addition to the handle. Others may then read the handle,
     /// because nobody can connect without the key. On the wire of NCCL 2.14 the key has no effect.
     #[must_use]
