@@ -49,13 +49,35 @@ impl Hosts {
             hosts.ip(host, "link set v0 up")?;
         }
         let start = Instant::now();
-        while !(0..2).all(|host| hosts.is_up(host)) {
+        while !(0..2).all(|host| hosts.has_link(host, "v0")) {
             if start.elapsed() > PATIENCE {
                 return Err("the link between the namespaces does not come up".to_owned());
             }
             thread::sleep(Duration::from_millis(10));
         }
         Ok(hosts)
+    }
+
+    /// Adds another cable, whose ends have a name and IPv4 addresses.
+    ///
+    /// # Errors
+    /// Returns in words what keeps this process from creating it.
+    pub fn add_cable(&self, name: &str, mtu: u32, addrs: [&str; 2]) -> Result<(), String> {
+        let peer = &self.names[1];
+        let ends = format!("{name} mtu {mtu} type veth peer name {name} mtu {mtu} netns {peer}");
+        self.ip(0, &format!("link add {ends}"))?;
+        for (host, addr) in addrs.into_iter().enumerate() {
+            self.ip(host, &format!("addr add {addr}/24 dev {name}"))?;
+            self.ip(host, &format!("link set {name} up"))?;
+        }
+        let start = Instant::now();
+        while !(0..2).all(|host| self.has_link(host, name)) {
+            if start.elapsed() > PATIENCE {
+                return Err(format!("the link {name} does not come up"));
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+        Ok(())
     }
 
     /// Creates the namespaces, as [`Hosts::new`] does. Where that fails, it prints the reason and returns
@@ -123,8 +145,8 @@ impl Hosts {
         called.expect("the function does not panic").expect("the namespace is there")
     }
 
-    fn is_up(&self, host: usize) -> bool {
-        self.ip(host, "-br link show v0").is_ok_and(|line| line.contains(" UP "))
+    fn has_link(&self, host: usize, name: &str) -> bool {
+        self.ip(host, &format!("-br link show {name}")).is_ok_and(|line| line.contains(" UP "))
     }
 }
 

@@ -11,7 +11,12 @@ fn invar(hosts: &Hosts, host: usize, args: &[&str]) -> Command {
 
 /// How much a host has sent.
 fn sent_bytes(hosts: &Hosts, host: usize) -> u64 {
-    let stats = json(&hosts.ip(host, "-s -j link show v0").unwrap());
+    sent_over(hosts, host, "v0")
+}
+
+/// How much a host has sent over an interface.
+fn sent_over(hosts: &Hosts, host: usize, link: &str) -> u64 {
+    let stats = json(&hosts.ip(host, &format!("-s -j link show {link}")).unwrap());
     stats[0]["stats64"]["tx"]["bytes"].as_u64().unwrap()
 }
 
@@ -200,6 +205,32 @@ fn an_idle_end_notices_that_the_other_host_has_vanished() {
     for part in ["the TCP connection beside the queue pairs was lost", "not called again in 1.0 s"]
     {
         assert!(outcome.line().contains(part), "{}", outcome.stderr);
+    }
+}
+
+/// The cable of the second rail is pulled and put back twice, under load.
+#[test]
+fn a_connection_over_two_rails_outlives_one_of_them_and_takes_it_back() {
+    const MANY: u64 = 16 << 20;
+    let Some(hosts) = Hosts::or_skip(1500) else { return };
+    hosts.add_cable("v1", 1500, ["198.51.100.1", "198.51.100.2"]).unwrap();
+    let rails =
+        [("INVAR_RAILS", "soft0+soft1"), ("INVAR_TRANSPORT", "soft"), ("INVAR_SOFT_AUTH", "0")];
+    let [mut server, mut client] = under_way(&hosts, [&rails; 2]);
+    let more = |link: &'static str| {
+        let before = sent_over(&hosts, 1, link);
+        watch(link, || sent_over(&hosts, 1, link) >= before + MANY);
+    };
+    more("v1");
+    for host in [0, 1] {
+        hosts.ip(host, "link set v1 down").unwrap();
+        more("v0");
+        hosts.ip(host, "link set v1 up").unwrap();
+        more("v1");
+        more("v0");
+    }
+    for run in [&mut server, &mut client] {
+        assert!(run.0.try_wait().expect("a process").is_none(), "an end has failed");
     }
 }
 
