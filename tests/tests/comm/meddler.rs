@@ -24,6 +24,8 @@ pub(crate) struct Plan {
     pub(crate) holding: Cell<bool>,
     /// The verb that fails.
     pub(crate) failing: Cell<Option<Verb>>,
+    /// Whether queue pairs cannot be connected.
+    pub(crate) refuses_peers: Cell<bool>,
     /// The text of a fake asynchronous event.
     pub(crate) event: Cell<Option<&'static str>>,
     /// The ECE capability of the driver. `eces_set` has the peers' values that the driver was told.
@@ -104,6 +106,9 @@ impl Nic for Meddler {
 
     fn modify_qp(&self, qp: &NullQp, transition: &QpTransition) -> Result<(), NicError> {
         self.permit(Verb::ModifyQp)?;
+        if self.plan.refuses_peers.get() && matches!(transition, QpTransition::Rtr(_)) {
+            return Err(NicError::new(Verb::ModifyQp, 5, "a test wants it so"));
+        }
         self.plan.moves.borrow_mut().push(*transition);
         self.nic.modify_qp(qp, transition)
     }

@@ -157,6 +157,28 @@ fn a_port_that_stays_down_is_named_after_the_time_that_is_set() {
 }
 
 #[test]
+fn ends_that_agree_on_attempts_but_can_start_none_give_up_after_the_time_that_is_set() {
+    // With this timeout each attempt is so much later than the last message that it could count as the
+    // first of a new recovery.
+    let recovery_timeout_ns = 3 * SECOND;
+    let settings = CommSettings { recovery_timeout_ns, timeout: 10, ..CommSettings::default() };
+    for refusing in [[true, false], [false, true], [true, true]] {
+        let mut line = Line::new([settings; 2]);
+        for (nic, refuses) in line.nics.iter().zip(refusing) {
+            nic.plan.refuses_peers.set(refuses);
+        }
+        let received = line.irecv(0).expect("a request");
+        line.break_end(1, WcStatus::RETRY_EXC_ERR);
+        assert_eq!(line.duo.recv.test(&received), Ok(None));
+        line.pass(2900).expect("there is time left");
+        let error = line.pass(2200).expect_err("too long");
+        let Error::Recovery(recovery) = error else { panic!("{refusing:?}: {error}") };
+        assert!((3000..5100).contains(&recovery.waited_ms), "{refusing:?}: {recovery:?}");
+        assert!(recovery.attempts > 2, "{refusing:?}: {recovery:?}");
+    }
+}
+
+#[test]
 fn a_port_that_comes_up_again_carries_the_messages() {
     let mut line = Line::new([CommSettings::default(); 2]);
     let received = line.irecv(0).expect("a request");
