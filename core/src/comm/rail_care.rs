@@ -207,7 +207,7 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         ends.gid = verbs.port.gid;
         rails.failed = rails.failed.or(rails.in_use.without(in_use));
         rails.put_off(now_ns);
-        (rails.in_use, rails.asked) = (in_use, RailSet::NONE);
+        (rails.started, rails.in_use, rails.asked) = (both, in_use, RailSet::NONE);
         (rails.trusted, rails.stale, rails.shunned) = (in_use, RailSet::NONE, RailSet::NONE);
         // An answer to an earlier question says nothing about these queue pairs.
         self.route.rail_work().answered = RailSet::NONE;
@@ -226,7 +226,8 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         };
         for qp in verbs.all_qps() {
             let rail = verbs.nic.rail_of(qp) % RAILS_MAX;
-            if rails.asked.or(rails.failed).has(rail) || !R::IS_SENDER && !rails.in_use.has(rail) {
+            let asks = if R::IS_SENDER { rails.started } else { rails.in_use };
+            if !asks.without(rails.asked).without(rails.failed).has(rail) {
                 continue;
             }
             if rails.trusted.without(rails.in_use).has(rail) {

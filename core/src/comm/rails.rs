@@ -36,6 +36,9 @@ pub(super) struct Rails {
     pub(super) usable: RailSet,
     /// The rails among these that this end's report calls trusted.
     pub(super) offered: RailSet,
+    /// The rails whose queue pairs work at this end. Those of other rails were created and not started, since
+    /// the peer has none there.
+    pub(super) started: RailSet,
     /// The rails that carry data.
     pub(super) in_use: RailSet,
     /// The rails of which this end knows nothing bad. The sender has seen these work.
@@ -111,6 +114,7 @@ impl Rails {
             count,
             usable: RailSet::one(lead),
             offered: RailSet::one(lead),
+            started: RailSet::one(lead),
             in_use: RailSet::one(lead),
             trusted: RailSet::one(lead),
             asked: RailSet::NONE,

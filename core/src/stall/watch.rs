@@ -130,7 +130,8 @@ impl Watch {
             self.call_ns = Some(now_ns);
         }
         self.counts = counts;
-        if has_moved || !self.is_waiting_now(now_ns) {
+        // A connection may begin with a recovery.
+        if has_moved || self.looked_ns == 0 || !self.is_waiting_now(now_ns) {
             self.moved_ns = now_ns;
         }
         // While the connection moves nobody needs to know what the program calls.
