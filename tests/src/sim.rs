@@ -13,6 +13,7 @@ mod outcome;
 mod ranks;
 mod scenario;
 mod simulation;
+mod terrain;
 mod wire;
 
 use std::collections::{HashMap, VecDeque};

@@ -2,11 +2,11 @@
 
 use invar_core::comm::RecoveryStage;
 use invar_core::conn::{CommSettings, Wire};
-use invar_core::nic::{Mtu, Nic, QpOptions};
-use invar_core::roce::qp::Tuning;
+use invar_core::nic::{Nic, QpOptions};
 use invar_linux::rails::Rails;
 
-use super::{Event, Fault, Link, Outcome, SimNic, State as MachineState, World};
+use super::terrain::network;
+use super::{Event, Fault, Outcome, SimNic, State as MachineState, World};
 use crate::duo;
 use crate::model::comm::{End, Op, Remains, Shape, Traffic};
 use crate::pipe::Cable;
@@ -459,22 +459,6 @@ impl<N: Nic> Comm<N> {
     }
 }
 
-/// Creates `nhosts` hosts, and random links between each pair of hosts and from each host to itself.
-pub(super) fn network(random: &mut Random, nhosts: u32, ipv6: bool) -> (World, Vec<SimNic>) {
-    let window_packets_max = random.pick(&[4, 16, 64, 256]);
-    let tuning = Tuning { window_packets_max, ..Tuning::default() };
-    let world = World::new(random.next(), ipv6, tuning);
-    let mtus = [Mtu::Mtu256, Mtu::Mtu1024, Mtu::Mtu4096];
-    let nics: Vec<SimNic> = (0..nhosts).map(|_| world.add_host(random.pick(&mtus))).collect();
-    let trouble = random.pick(&[0, 0, 10_000, 80_000]);
-    for from in 0..nics.len() {
-        for to in 0..nics.len() {
-            world.set_link(from, to, link(random, trouble));
-        }
-    }
-    (world, nics)
-}
-
 /// Random settings that the two ends of a connection may have agreed on.
 pub(super) fn settings(random: &mut Random, ipv6: bool) -> CommSettings {
     CommSettings {
@@ -494,20 +478,5 @@ pub(super) fn settings(random: &mut Random, ipv6: bool) -> CommSettings {
             QpOptions::ICRC_MASKS_IP_ID
         },
         ..CommSettings::default()
-    }
-}
-
-/// A random link between two hosts. Each kind of fault has at most the chance `trouble`.
-fn link(random: &mut Random, trouble: u32) -> Link {
-    let mut some = |end: u64| random.below(end + 1);
-    let trouble = u64::from(trouble);
-    Link {
-        delay_ns: some(20_000),
-        jitter_ns: some(5_000),
-        loss_ppm: some(trouble) as u32,
-        duplicate_ppm: some(trouble) as u32,
-        reorder_ppm: some(trouble) as u32,
-        reorder_ns: some(50_000),
-        corrupt_ppm: some(trouble) as u32,
     }
 }

@@ -18,6 +18,7 @@ use super::work::{Channels, Work};
 use super::{Event, Fault, MachineState, Outcome, SimNic, World, duo};
 use crate::random::Random;
 use crate::sim::scenario::{self, OUTAGE_NS, RECOVERY_NS};
+use crate::sim::terrain;
 
 /// Without a fault, no operation takes longer than this.
 const PATIENCE_NS: u64 = 20_000_000_000;
@@ -142,7 +143,7 @@ struct Connection {
 impl<'s> History<'s> {
     fn new(script: &'s Script, mut random: Random) -> Self {
         let ipv6 = random.chance(500_000);
-        let (world, nics) = scenario::network(&mut random, script.nranks, ipv6);
+        let (world, nics) = terrain::network(&mut random, script.nranks, ipv6);
         let apart = random.chance(500_000);
         let mut history = History {
             random,
