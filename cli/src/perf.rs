@@ -259,7 +259,7 @@ fn named(name: &str, settings: &Settings) -> Result<DeviceInfo, Failure> {
 
 /// The device to use, before it is open.
 enum Chosen {
-    Listed(DeviceInfo),
+    Listed(Box<DeviceInfo>),
     /// The software NIC at this address.
     Soft(IpAddr),
 }
@@ -293,7 +293,7 @@ fn choose(nic: Option<&str>, local: IpAddr, settings: &Settings) -> Result<Chose
     };
     // Each rail has an address of its own.
     if info.kind != DeviceKind::Soft || !info.rails.is_empty() {
-        return Ok(Chosen::Listed(info));
+        return Ok(Chosen::Listed(Box::new(info)));
     }
     let DeviceInfo { name, addresses, .. } = info;
     let address = if addresses.contains(&local) {
