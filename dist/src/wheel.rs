@@ -14,10 +14,11 @@ use crate::product::{DESCRIPTION, LICENCE, PLUGIN, Product, SUMMARY};
 use crate::tree::{File, Tree};
 
 /// The package's files in Python.
-const FILES: [(&str, &str); 4] = [
+const FILES: [(&str, &str); 5] = [
     ("__init__.py", include_str!("../../python/invar/__init__.py")),
     ("__main__.py", include_str!("../../python/invar/__main__.py")),
     ("_invar.pyi", include_str!("../../python/invar/_invar.pyi")),
+    ("torch.py", include_str!("../../python/invar/torch.py")),
     ("py.typed", include_str!("../../python/invar/py.typed")),
 ];
 /// The native module, under the name by which every CPython finds it.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use invar::communicator::Operation;
+use invar::communicator::{Mover, Operation};
 use invar::{Settings, UniqueId};
 use pyo3::exceptions::{PyGeneratorExit, PySystemExit, PyValueError};
 use pyo3::prelude::*;
@@ -82,7 +82,7 @@ impl PyCommunicator {
         prepare: impl FnOnce(&invar::Communicator) -> PyResult<Prepared>,
     ) -> PyResult<Work> {
         let prepared = prepare(&*self.session.open()?)?;
-        self.session.start(py, vec![prepared])
+        self.session.start(py, vec![prepared], Mover::Worker)
     }
 }
 

@@ -23,6 +23,24 @@ impl ElementType {
         }
     }
 
+    /// The type with a name of NumPy's, or [`ElementType::Opaque`] for all others.
+    pub(crate) fn named(name: &str) -> Self {
+        match name {
+            "bool" => ElementType::Bool,
+            "int8" => ElementType::Number(DataType::I8),
+            "uint8" => ElementType::Number(DataType::U8),
+            "int32" => ElementType::Number(DataType::I32),
+            "uint32" => ElementType::Number(DataType::U32),
+            "int64" => ElementType::Number(DataType::I64),
+            "uint64" => ElementType::Number(DataType::U64),
+            "float16" => ElementType::Number(DataType::F16),
+            "bfloat16" => ElementType::Number(DataType::Bf16),
+            "float32" => ElementType::Number(DataType::F32),
+            "float64" => ElementType::Number(DataType::F64),
+            _ => ElementType::Opaque,
+        }
+    }
+
     /// The type of a number, or [`ElementType::Opaque`] if collectives do not reduce such numbers.
     pub(crate) fn number(is_float: bool, is_signed: bool, bytes: usize) -> Self {
         let number = match (is_float, is_signed, bytes) {

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use invar::communicator::Operation;
+use invar::communicator::{Mover, Operation};
 use pyo3::prelude::*;
 use pyo3::types::PyType;
 
@@ -137,8 +137,14 @@ impl PyGroup {
     }
 
     /// Start all calls of the group. The group is then empty.
-    fn start(&self, py: Python<'_>) -> PyResult<Work> {
-        self.session.start(py, self.take())
+    ///
+    /// A thread of the communicator moves them. Without `background` the thread that waits for the work
+    /// does, which takes less time if it waits at once; that of the communicator stands in after some
+    /// milliseconds.
+    #[pyo3(signature = (*, background=true))]
+    fn start(&self, py: Python<'_>, background: bool) -> PyResult<Work> {
+        let mover = if background { Mover::Worker } else { Mover::Caller };
+        self.session.start(py, self.take(), mover)
     }
 
     fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {

@@ -36,6 +36,8 @@ mod _invar {
     #[pymodule_export]
     use crate::hub::PyHub;
     #[pymodule_export]
+    use crate::memory::Lent;
+    #[pymodule_export]
     use crate::work::Work;
 
     #[pymodule_init]

@@ -80,9 +80,14 @@ impl Session {
     }
 
     /// Starts operations as a group.
-    pub(crate) fn start(&self, py: Python<'_>, group: Vec<Prepared>) -> PyResult<Work> {
+    pub(crate) fn start(
+        &self,
+        py: Python<'_>,
+        group: Vec<Prepared>,
+        mover: Mover,
+    ) -> PyResult<Work> {
         let communicator = self.open()?;
-        let (posted, memory) = post(py, &communicator, group, Mover::Worker)?;
+        let (posted, memory) = post(py, &communicator, group, mover)?;
         let started = InProgress::new(posted, memory);
         let mut all = locked(&self.started);
         all.retain(|earlier| !earlier.collect(py));

@@ -56,6 +56,7 @@ class Stubs(unittest.TestCase):
 
     def test_each_class_and_member_is_there(self):
         here = {name for name, thing in vars(_invar).items() if inspect.isclass(thing)}
+        here -= {"_Lent"}
         self.assertEqual(set(self.classes), here)
         special = {"__enter__", "__exit__", "__await__"}
         for name, node in self.classes.items():

@@ -11,6 +11,7 @@ mod protocol;
 mod socket;
 mod soft_nic;
 mod tcp;
+mod torch;
 mod udp;
 mod verbs;
 
@@ -57,6 +58,9 @@ enum Group {
     Coll,
     /// The plugin's collNet beside `invar coll`, and beside messages through the plugin in a ring.
     Collnet,
+    /// Collectives of torch.distributed, by gloo and by Invar in the same run. `PYTHON` may name the Python
+    /// that has PyTorch.
+    Torch,
 }
 
 impl Args {
@@ -87,6 +91,7 @@ pub(crate) fn run(shell: &Shell, args: &Args) -> Result<()> {
                 Group::Socket => socket::run(shell, args)?,
                 Group::Coll => coll::run(shell, args)?,
                 Group::Collnet => collnet::run(shell, args)?,
+                Group::Torch => torch::run(shell, args)?,
             });
         }
     }
@@ -106,6 +111,7 @@ impl Group {
             Group::Socket => socket::LINKS.iter().map(|link| link.name).collect(),
             Group::Coll => coll::cases(),
             Group::Collnet => collnet::cases(),
+            Group::Torch => torch::cases(),
         }
     }
 }

@@ -20,23 +20,19 @@ const PYTHONS: [&str; 2] = ["python3", "/usr/bin/python3"];
 
 /// Builds the package for users, and prints how Python finds it.
 pub(crate) fn run(shell: &Shell) -> Result<()> {
-    let folder = build(shell, "release", "--release")?;
+    let folder = build(shell, Profile::Release)?;
     println!("export PYTHONPATH={}", folder.display());
     Ok(())
 }
 
-/// Builds the package and runs its tests. Skipped where no Python has NumPy.
+/// Builds the package and runs its tests. Skipped where no Python has NumPy. Without PyTorch the tests of
+/// its backend are skipped.
 pub(crate) fn step(shell: &Shell) -> Result<Outcome> {
-    let has_numpy = |python: &&str| {
-        let mut command = shell.command(python);
-        command.args(["-c", "import numpy"]);
-        command.output().is_ok_and(|output| output.status.success())
-    };
-    let Some(python) = PYTHONS.into_iter().find(has_numpy) else {
+    let Some(python) = with_module(shell, "torch").or_else(|| with_module(shell, "numpy")) else {
         let why = "no Python has NumPy: on Debian, apt-get install python3-numpy";
         return Ok(Outcome::Skipped(why.to_owned()));
     };
-    let folder = build(shell, "debug", "")?;
+    let folder = build(shell, Profile::Dev)?;
     let mut tests = shell.command(&format!("{python} -m unittest discover --start-directory"));
     tests.args([TESTS, "--verbose"]);
     for (name, _) in env::vars_os() {
@@ -51,8 +47,29 @@ pub(crate) fn step(shell: &Shell) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
+/// The first Python that has a module.
+pub(crate) fn with_module(shell: &Shell, module: &str) -> Option<&'static str> {
+    let has_module = |python: &&str| {
+        let mut command = shell.command(python);
+        command.args(["-c", &format!("import {module}")]);
+        command.output().is_ok_and(|output| output.status.success())
+    };
+    PYTHONS.into_iter().find(has_module)
+}
+
+/// How the module is built.
+#[derive(Clone, Copy)]
+pub(crate) enum Profile {
+    Release,
+    Dev,
+}
+
 /// Builds the native module, and puts the package together. Returns the folder in which the package lies.
-fn build(shell: &Shell, profile: &str, flags: &str) -> Result<PathBuf> {
+pub(crate) fn build(shell: &Shell, profile: Profile) -> Result<PathBuf> {
+    let (profile, flags) = match profile {
+        Profile::Release => ("release", "--release"),
+        Profile::Dev => ("debug", ""),
+    };
     shell.run(shell.cargo(&format!("build --package invar-python {flags}")))?;
     let target = Workspace::load(shell)?.target_dir;
     let folder = target.join("python").join(profile);

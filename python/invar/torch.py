@@ -1,0 +1,516 @@
+"""The backend "invar" of torch.distributed, for tensors of the CPU.
+
+Importing this module registers the backend::
+
+    import torch.distributed as dist
+    import invar.torch
+
+    dist.init_process_group("invar")
+    dist.all_reduce(torch.ones(1000))
+
+It has the collectives of gloo, ``new_group``, works, futures and timeouts, and moves DDP's gradients.
+``monitored_barrier`` of this module stands for that of torch.distributed, which takes gloo alone.
+"""
+
+import collections
+import datetime
+import functools
+import os
+import queue
+import socket
+import threading
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+import invar
+from invar._invar import _Lent
+
+__all__ = ["ProcessGroupInvar", "monitored_barrier"]
+
+# The names of the types that the library reduces; others are carried as they are.
+_NAMES = {
+    torch.bool: "bool",
+    torch.int8: "int8",
+    torch.uint8: "uint8",
+    torch.int32: "int32",
+    torch.int64: "int64",
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+    torch.float32: "float32",
+    torch.float64: "float64",
+}
+_OPS = [
+    (dist.ReduceOp.SUM, "sum"),
+    (dist.ReduceOp.AVG, "avg"),
+    (dist.ReduceOp.MAX, "max"),
+    (dist.ReduceOp.MIN, "min"),
+    (dist.ReduceOp.PRODUCT, "prod"),
+]
+_BITWISE = [
+    (dist.ReduceOp.BAND, torch.bitwise_and),
+    (dist.ReduceOp.BOR, torch.bitwise_or),
+    (dist.ReduceOp.BXOR, torch.bitwise_xor),
+]
+# The or of truth values is their maximum, and the and their minimum.
+_OF_TRUTH = {"sum": "max", "prod": "min"}
+# C++ calls a work that it got from Python as long as the object of Python lives.
+_WORKS_KEPT = 16
+
+
+def _lent(tensor):
+    """The memory of a tensor, as the native module takes it."""
+    if tensor.device.type != "cpu":
+        raise ValueError(f"the backend invar has tensors of the CPU, and not of {tensor.device}")
+    if tensor.layout is not torch.strided or not tensor.is_contiguous():
+        raise ValueError("the backend invar needs dense and contiguous tensors: call contiguous()")
+    length = tensor.numel() * tensor.element_size()
+    return _Lent(tensor, tensor.data_ptr(), length, _NAMES.get(tensor.dtype, "opaque"))
+
+
+def _only(tensors):
+    """The only tensor of a list."""
+    if len(tensors) != 1:
+        raise ValueError(f"the backend invar takes one tensor for each rank, and not {len(tensors)}")
+    return tensors[0]
+
+
+def _bitwise(op):
+    """The function of a bitwise reduction, or None."""
+    return next((function for known, function in _BITWISE if op == known), None)
+
+
+def _name(op, dtype):
+    """The library's name of a reduction."""
+    name = next((name for known, name in _OPS if op == known), None)
+    if name is None:
+        raise ValueError(f"the backend invar has no reduction {op}")
+    return _OF_TRUTH.get(name, name) if dtype is torch.bool else name
+
+
+def _reducible(tensor):
+    """A tensor with the same numbers and a type that the library reduces."""
+    return tensor.to(torch.int32) if tensor.dtype is torch.int16 else tensor
+
+
+def _seconds(timeout):
+    """The seconds of a timedelta, or None for no timeout of its own."""
+    if timeout is None or timeout <= datetime.timedelta(0):
+        return None
+    return timeout.total_seconds()
+
+
+class _Work(c10d.Work):
+    """An operation in progress. `started` returns the native work, once the operation has started."""
+
+    def __init__(self, group, started, result, finish=None):
+        super().__init__()
+        self._group, self._started, self._result, self._finish = group, started, result, finish
+        self._future, self._lock, self._error = None, threading.Lock(), None
+        group._works.append(self)
+
+    def wait(self, timeout=None):
+        try:
+            self._started().wait(_seconds(timeout))
+        except TimeoutError as error:
+            raise RuntimeError(f"the backend invar timed out: {error}") from None
+        except RuntimeError as error:
+            self._error = error
+            raise
+        if self._finish is not None:
+            with self._lock:
+                finish, self._finish = self._finish, None
+                if finish is not None:
+                    finish()
+        return True
+
+    def synchronize(self):
+        self.wait()
+
+    def is_completed(self):
+        return self._started().done()
+
+    def is_success(self):
+        return self.is_completed() and self.exception() is None
+
+    def exception(self):
+        if self._error is None and self.is_completed():
+            try:
+                self.wait()
+            except RuntimeError:
+                pass
+        return self._error
+
+    def result(self):
+        return self._result
+
+    def source_rank(self):
+        raise RuntimeError("the backend invar receives from named ranks only")
+
+    def get_future(self):
+        with self._lock:
+            if self._future is None:
+                self._future = torch.futures.Future()
+                self._group._settle(self)
+        return self._future
+
+
+class _Transfers:
+    """Sends and receives that start together, so that ranks which send to each other do not wait."""
+
+    def __init__(self, group):
+        self._group, self.calls, self._native = group, group._comm.group(), None
+
+    def started(self):
+        with self._group._order:
+            if self._native is None:
+                self._native = self.calls.start(background=False)
+                if self._group._transfers is self:
+                    self._group._transfers = None
+        return self._native
+
+
+class ProcessGroupInvar(dist.ProcessGroup):
+    """A process group whose ranks are those of a communicator of Invar."""
+
+    def __init__(self, store, rank, size, timeout):
+        super().__init__(rank, size)
+        self._store, self._rank, self._size, self._timeout = store, rank, size, timeout
+        self._order, self._transfers = threading.RLock(), None
+        self._works = collections.deque(maxlen=_WORKS_KEPT)
+        self._unsettled, self._barriers = None, 0
+        self._hub, self._comm = _join(store, rank, size, timeout)
+
+    def name(self):
+        return "invar"
+
+    def getBackendName(self):
+        return "invar"
+
+    _get_backend_name = getBackendName
+
+    def __repr__(self):
+        return f"<ProcessGroupInvar {self._comm!r}>"
+
+    def shutdown(self):
+        """Leaves the communicator."""
+        if self._unsettled is not None:
+            self._unsettled.put(None)
+        self._works.clear()
+        self._comm.close()
+        if self._hub is not None:
+            self._hub.close()
+
+    def abort(self):
+        """Ends the communicator on all ranks."""
+        self._comm.abort("torch.distributed aborted the process group")
+
+    def _set_sequence_number_for_group(self):
+        pass
+
+    def _get_sequence_number_for_group(self):
+        return 0
+
+    def _run(self, result, fill, finish=None):
+        """Starts the calls that `fill` adds to a group. They move in `wait`, or after some
+        milliseconds by themselves."""
+        with self._order:
+            if self._transfers is not None:
+                self._transfers.started()
+            calls = self._comm.group()
+            fill(calls)
+            native = calls.start(background=False)
+        return _Work(self, lambda: native, result, finish)
+
+    def _settle(self, work):
+        """Completes the future of a work in a thread."""
+        with self._order:
+            if self._unsettled is None:
+                self._unsettled = queue.SimpleQueue()
+                thread = threading.Thread(
+                    target=_settle_all, args=(self._unsettled,), name="invar-futures", daemon=True
+                )
+                thread.start()
+        self._unsettled.put(work)
+
+    def _reduced(self, tensor, op, into, add):
+        """Starts a reduction of `tensor` into another one. `add(calls, data, name)` adds the call."""
+        data = _reducible(tensor)
+        name = _name(op, tensor.dtype)
+        finish = None
+        if data is not tensor:
+            finish = lambda: into.copy_(data)
+        return self._run([into], lambda calls: add(calls, _lent(data), name), finish)
+
+    def allreduce(self, tensors, opts=None):
+        tensor = _only([tensors] if isinstance(tensors, torch.Tensor) else tensors)
+        op = getattr(opts, "reduceOp", dist.ReduceOp.SUM if opts is None else opts)
+        function = _bitwise(op)
+        if function is None:
+            add = lambda calls, data, name: calls.all_reduce(data, op=name)
+            return self._reduced(tensor, op, tensor, add)
+        gathered, finish = self._gathered(tensor, function, tensor)
+        return self._run(
+            [tensor], lambda calls: calls.all_gather(_lent(tensor), _lent(gathered)), finish
+        )
+
+    def _gathered(self, tensor, function, into):
+        """Memory for the tensors of all ranks, and the function that reduces them."""
+        gathered = tensor.new_empty((self._size, *tensor.shape))
+        return gathered, lambda: into.copy_(functools.reduce(function, gathered.unbind()))
+
+    def allreduce_coalesced(self, tensors, opts=None):
+        op = dist.ReduceOp.SUM if opts is None else opts.reduceOp
+        data = [_reducible(tensor) for tensor in tensors]
+
+        def fill(calls):
+            for tensor in data:
+                calls.all_reduce(_lent(tensor), op=_name(op, tensor.dtype))
+
+        def finish():
+            for tensor, reduced in zip(tensors, data):
+                if reduced is not tensor:
+                    tensor.copy_(reduced)
+
+        return self._run(tensors, fill, finish)
+
+    def broadcast(self, tensors, opts):
+        tensor, root = _only(tensors), opts.rootRank
+        return self._run([tensor], lambda calls: calls.broadcast(_lent(tensor), root=root))
+
+    def reduce(self, tensors, opts):
+        tensor, root, op = _only(tensors), opts.rootRank, opts.reduceOp
+        function = _bitwise(op)
+        if function is None:
+            add = lambda calls, data, name: calls.reduce(data, op=name, root=root)
+            return self._reduced(tensor, op, tensor, add)
+        gathered, finish = self._gathered(tensor, function, tensor)
+        return self._run(
+            [tensor],
+            lambda calls: calls.all_gather(_lent(tensor), _lent(gathered)),
+            finish if self._rank == root else None,
+        )
+
+    def allgather(self, output_lists, inputs, opts=None):
+        return self._gather_all([_only(output_lists)], [_only(inputs)])
+
+    def allgather_coalesced(self, output_lists, inputs, opts=None):
+        # One list for each rank, or one list for each tensor.
+        if len(output_lists) != len(inputs):
+            output_lists = [list(outputs) for outputs in zip(*output_lists)]
+        return self._gather_all(output_lists, inputs)
+
+    def _gather_all(self, output_lists, inputs):
+        flat = [tensor.new_empty((self._size, *tensor.shape)) for tensor in inputs]
+        for outputs, tensor in zip(output_lists, inputs):
+            if len(outputs) != self._size or any(each.numel() != tensor.numel() for each in outputs):
+                raise ValueError(f"all_gather: {self._size} outputs as long as the input are needed")
+
+        def fill(calls):
+            for tensor, gathered in zip(inputs, flat):
+                calls.all_gather(_lent(tensor), _lent(gathered))
+
+        def finish():
+            for outputs, gathered in zip(output_lists, flat):
+                for output, data in zip(outputs, gathered):
+                    output.copy_(data.view_as(output))
+
+        return self._run(output_lists, fill, finish)
+
+    def _allgather_base(self, output, tensor, opts=None):
+        return self._run([output], lambda calls: calls.all_gather(_lent(tensor), _lent(output)))
+
+    def allgather_into_tensor_coalesced(self, outputs, inputs, opts=None):
+        def fill(calls):
+            for output, tensor in zip(outputs, inputs):
+                calls.all_gather(_lent(tensor), _lent(output))
+
+        return self._run(outputs, fill)
+
+    def gather(self, output_lists, inputs, opts):
+        tensor, root = _only(inputs), opts.rootRank
+        outputs = _only(output_lists) if self._rank == root else []
+
+        def fill(calls):
+            calls.send(_lent(tensor), root)
+            for peer, output in enumerate(outputs):
+                calls.recv(_lent(output), peer)
+
+        return self._run(outputs, fill)
+
+    def scatter(self, outputs, input_lists, opts):
+        output, root = _only(outputs), opts.rootRank
+        inputs = _only(input_lists) if self._rank == root else []
+
+        def fill(calls):
+            for peer, tensor in enumerate(inputs):
+                calls.send(_lent(tensor), peer)
+            calls.recv(_lent(output), root)
+
+        return self._run([output], fill)
+
+    def reduce_scatter(self, outputs, input_lists, opts=None):
+        flat = torch.cat([tensor.reshape(-1) for tensor in _only(input_lists)])
+        return self._reduce_scatter_base(_only(outputs), flat, opts)
+
+    def _reduce_scatter_base(self, output, tensor, opts=None):
+        op = dist.ReduceOp.SUM if opts is None else opts.reduceOp
+        if _bitwise(op) is not None or output.dtype is torch.int16:
+            whole = tensor.clone(memory_format=torch.contiguous_format)
+            work, rank = self.allreduce([whole], op), self._rank
+            block = lambda: output.copy_(whole.view(self._size, -1)[rank].view_as(output))
+            return _Work(self, work._started, [output], lambda: (work.wait(), block()))
+        name = _name(op, tensor.dtype)
+        return self._run(
+            [output], lambda calls: calls.reduce_scatter(_lent(tensor), _lent(output), op=name)
+        )
+
+    def reduce_scatter_tensor_coalesced(self, outputs, inputs, opts=None):
+        op = dist.ReduceOp.SUM if opts is None else opts.reduceOp
+
+        def fill(calls):
+            for output, tensor in zip(outputs, inputs):
+                name = _name(op, tensor.dtype)
+                calls.reduce_scatter(_lent(tensor), _lent(output), op=name)
+
+        return self._run(outputs, fill)
+
+    def alltoall_base(self, output, tensor, output_sizes, input_sizes, opts=None):
+        if not output_sizes and not input_sizes:
+            return self._run([output], lambda calls: calls.all_to_all(_lent(tensor), _lent(output)))
+        outputs = output.split(list(output_sizes) or [len(output) // self._size] * self._size)
+        inputs = tensor.split(list(input_sizes) or [len(tensor) // self._size] * self._size)
+        return self.alltoall(outputs, inputs)
+
+    def alltoall(self, outputs, inputs, opts=None):
+        def fill(calls):
+            for peer, (output, tensor) in enumerate(zip(outputs, inputs)):
+                calls.send(_lent(tensor), peer)
+                calls.recv(_lent(output), peer)
+
+        return self._run(list(outputs), fill)
+
+    def barrier(self, opts=None):
+        return self._run([], lambda calls: calls.barrier())
+
+    def _transfer(self, tensors, add):
+        tensor = _only(tensors)
+        with self._order:
+            if self._transfers is None:
+                self._transfers = _Transfers(self)
+            transfers = self._transfers
+            add(transfers.calls, _lent(tensor))
+        return _Work(self, transfers.started, [tensor])
+
+    def send(self, tensors, peer, tag=0):
+        return self._transfer(tensors, lambda calls, data: calls.send(data, peer))
+
+    def recv(self, tensors, peer, tag=0):
+        return self._transfer(tensors, lambda calls, data: calls.recv(data, peer))
+
+    def recv_anysource(self, tensors, tag=0):
+        raise ValueError("the backend invar receives from named ranks only: pass src")
+
+    def monitored_barrier(self, timeout=None, wait_all_ranks=False):
+        """Waits for all ranks. If some do not come in time, rank 0 raises an error with their
+        numbers, and the others one of rank 0."""
+        timeout = self._timeout if _seconds(timeout) is None else timeout
+        milliseconds = int(timeout.total_seconds() * 1000)
+        prefix, self._barriers = f"invar/barrier/{self._barriers}", self._barriers + 1
+        if self._rank != 0:
+            self._store.set(f"{prefix}/{self._rank}", b"here")
+            try:
+                # Rank 0 gives the last rank up a little later than it came itself.
+                self._store.wait([f"{prefix}/outcome"], timeout * 2)
+                outcome = self._store.get(f"{prefix}/outcome")
+            except Exception as error:
+                text = f"rank 0 did not pass the monitored barrier in {2 * milliseconds} ms: {error}"
+                raise RuntimeError(text) from None
+            if outcome:
+                raise RuntimeError(outcome.decode())
+            return
+        missing = []
+        for rank in range(1, self._size):
+            try:
+                # Who is not there when the time of the first one is over gets a last look.
+                wait = datetime.timedelta(milliseconds=1) if missing else timeout
+                self._store.wait([f"{prefix}/{rank}"], wait)
+            except Exception:
+                missing.append(rank)
+                if not wait_all_ranks:
+                    break
+        text = ""
+        if missing:
+            ranks = ", ".join(map(str, missing))
+            text = f"Rank {ranks} failed to pass monitoredBarrier in {milliseconds} ms"
+        self._store.set(f"{prefix}/outcome", text.encode())
+        if missing:
+            raise RuntimeError(text)
+
+
+def _settle_all(works):
+    """Completes the futures of works, in the order of their operations."""
+    while (work := works.get()) is not None:
+        try:
+            work.wait()
+            work._future.set_result(work._result)
+        except Exception as error:
+            work._future.set_exception(error)
+        del work
+
+
+def _address(store):
+    """An address of this host at which the ranks reach a process of it: the address on the way to
+    the host of the store."""
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    host = getattr(store, "host", None) or os.environ.get("MASTER_ADDR") or socket.gethostname()
+    try:
+        found = socket.getaddrinfo(host, 1, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(found[0], socket.SOCK_DGRAM) as probe:
+            # This sends nothing, and chooses the address of this host.
+            probe.connect(found[4])
+            address = probe.getsockname()[0]
+    except OSError:
+        address = "127.0.0.1"
+    return f"[{address}]:0" if ":" in address else f"{address}:0"
+
+
+def _join(store, rank, size, timeout):
+    """Brings the ranks together through the store. Returns the hub, at rank 0, and the communicator."""
+    # The largest values that the settings take.
+    milliseconds = max(1, min(int(timeout.total_seconds() * 1000), 86_400_000))
+    settings = {}
+    for name in ["INVAR_CONNECT_TIMEOUT_MS", "INVAR_COLL_TIMEOUT_MS"]:
+        if not os.environ.get(name):
+            settings[name] = str(milliseconds)
+    hub = None
+    if rank == 0:
+        hub = invar.Hub(size, _address(store), timeout=milliseconds / 1000)
+        # Who can read the store can join, as with the other backends.
+        store.set("invar/id", hub.id)
+        hub_id = hub.id
+    else:
+        hub_id = store.get("invar/id")
+    return hub, invar.Communicator.join(hub_id, rank, size, settings=settings)
+
+
+def monitored_barrier(group=None, timeout=None, wait_all_ranks=False):
+    """Stands for ``torch.distributed.monitored_barrier``, which takes groups of gloo alone."""
+    group = c10d._get_default_group() if group is None else group
+    return group.monitored_barrier(timeout, wait_all_ranks=wait_all_ranks)
+
+
+def _register():
+    if hasattr(dist.Backend, "INVAR"):
+        return
+    create = lambda store, rank, size, timeout: ProcessGroupInvar(store, rank, size, timeout)
+    try:
+        dist.Backend.register_backend("invar", create, devices=["cpu"])
+    except TypeError:
+        # Before PyTorch 2 a backend had no devices.
+        dist.Backend.register_backend("invar", create)
+
+
+_register()

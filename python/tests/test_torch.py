@@ -1,0 +1,292 @@
+"""The backend of torch.distributed: every collective beside gloo's, groups, failures and DDP."""
+
+import datetime
+import os
+import subprocess
+import sys
+import tempfile
+import textwrap
+import unittest
+
+try:
+    import torch.distributed as dist
+except ImportError:
+    raise unittest.SkipTest("torch is not installed")
+
+PROLOGUE = """
+import datetime, sys, time
+import torch, torch.distributed as dist
+import invar, invar.torch
+rank, size, path = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+store = dist.FileStore(path, size)
+limit = datetime.timedelta(seconds=60)
+dist.init_process_group("invar", store=store, rank=rank, world_size=size, timeout=limit)
+"""
+
+# Runs each collective through a group of gloo and one of Invar, and compares all that they wrote.
+BESIDE_GLOO = """
+gloo, ours = dist.new_group(backend="gloo"), dist.new_group(backend="invar")
+assert isinstance(ours, invar.torch.ProcessGroupInvar), ours
+op = dist.ReduceOp
+
+def numbers(shape, dtype, seed):
+    torch.manual_seed(1000 * seed + rank)
+    if dtype is torch.bool:
+        return torch.rand(shape) < 0.5
+    return torch.randint(1, 4, shape).to(dtype)
+
+def cases(dtype, n):
+    x = lambda *shape: numbers(shape or (n,), dtype, n)
+    some = lambda: [torch.zeros(n, dtype=dtype) for _ in range(size)]
+    yield "broadcast", lambda g, t: dist.broadcast(t, 1, group=g), x()
+    for root in range(size):
+        yield "gather", lambda g, t, out: dist.gather(
+            t, out if rank == root else None, dst=root, group=g), x(), some()
+        yield "scatter", lambda g, t, src: dist.scatter(
+            t, src if rank == root else None, src=root, group=g), x(), [x() for _ in range(size)]
+    yield "all_gather", lambda g, t, out: dist.all_gather(out, t, group=g), x(), some()
+    if dtype is not torch.int16:
+        yield "all_gather of many", lambda g, t, u, out: dist.all_gather_coalesced(
+            out, [t, u], group=g), x(), x(3), [
+                [torch.zeros(n, dtype=dtype), torch.zeros(3, dtype=dtype)] for _ in range(size)]
+    yield "all_to_all_single", lambda g, t, out: dist.all_to_all_single(out, t, group=g), \\
+        x(n * size, 2), torch.zeros(n * size, 2, dtype=dtype)
+    split = [1 + (rank + peer) % 3 for peer in range(size)]
+    yield "uneven all_to_all_single", lambda g, t, out: dist.all_to_all_single(
+        out, t, split, split, group=g), x(sum(split), 2), torch.zeros(sum(split), 2, dtype=dtype)
+    if dtype is torch.bool:
+        return
+    for how in [op.SUM, op.PRODUCT, op.MAX, op.MIN]:
+        yield f"all_reduce {how}", lambda g, t: dist.all_reduce(t, how, group=g), x()
+        yield f"reduce {how}", lambda g, t: (dist.reduce(t, 1, how, group=g),
+            t.zero_() if rank != 1 else 0), x()
+    if not dtype.is_floating_point:
+        for how in [op.BAND, op.BOR, op.BXOR]:
+            yield f"all_reduce {how}", lambda g, t: dist.all_reduce(t, how, group=g), x()
+    yield "all_reduce of many", lambda g, t, u: dist.all_reduce_coalesced(
+        [t, u], group=g), x(), x(7)
+
+def copied(arguments):
+    return [[t.clone() if hasattr(t, "clone") else [u.clone() for u in t] for t in a]
+            if isinstance(a, list) else a.clone() for a in arguments]
+
+def equal(a, b):
+    if isinstance(a, list):
+        return all(map(equal, a, b))
+    return torch.equal(a, b)
+
+count = 0
+for dtype in [torch.float32, torch.float64, torch.float16, torch.int8, torch.uint8, torch.int32,
+              torch.int64]:
+    for n in [1, 1000]:
+        for name, call, *arguments in cases(dtype, n):
+            want, got = copied(arguments), copied(arguments)
+            try:
+                call(gloo, *want)
+            except RuntimeError as error:
+                # Every rank gets the same refusal, before anything is sent.
+                assert "nvalid" in str(error) or "upport" in str(error), (name, error)
+                continue
+            call(ours, *got)
+            assert equal(want, got), (name, dtype, n, want, got)
+            count += 1
+print(count)
+"""
+
+
+def ranks(size, code, tail=True):
+    """Runs `code` on each rank, and returns status and output of each."""
+    with tempfile.TemporaryDirectory() as folder:
+        children = [
+            subprocess.Popen(
+                [sys.executable, "-W", "ignore", "-c", PROLOGUE + textwrap.dedent(code),
+                 str(rank), str(size), os.path.join(folder, "store")],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+            )
+            for rank in range(size)
+        ]
+        outputs = [child.communicate(timeout=120)[0].decode() for child in children]
+    return [(child.returncode, output) for child, output in zip(children, outputs)]
+
+
+class Torch(unittest.TestCase):
+    def succeed(self, size, code, want=None):
+        for status, output in ranks(size, code):
+            self.assertEqual(status, 0, output)
+            if want is not None:
+                self.assertEqual(output, want)
+
+    def test_every_collective_has_the_result_of_gloo(self):
+        for status, output in ranks(3, BESIDE_GLOO):
+            self.assertEqual(status, 0, output)
+            self.assertGreater(int(output), 200)
+
+    def test_what_gloo_lacks(self):
+        code = """
+        whole, block = torch.arange(6.0), torch.zeros(3)
+        dist.reduce_scatter(block, [whole[:3].clone(), whole[3:].clone()])
+        assert block.tolist() == [[0, 2, 4], [6, 8, 10]][rank], block
+        base = getattr(dist, "reduce_scatter_tensor", None) or dist._reduce_scatter_base
+        base(block, whole)
+        assert block.tolist() == [[0, 2, 4], [6, 8, 10]][rank], block
+        small, part = torch.tensor([1, 300], dtype=torch.int16), torch.zeros(1, dtype=torch.int16)
+        base(part, small)
+        assert part.tolist() == [[2], [600]][rank], part
+        dist.all_reduce(small)
+        assert small.tolist() == [2, 600]
+        half = torch.full((3,), 1.5, dtype=torch.bfloat16)
+        dist.all_reduce(half)
+        assert half.tolist() == [3.0] * 3
+        truth = torch.tensor([rank == 0, False])
+        dist.all_reduce(truth)
+        assert truth.tolist() == [True, False]
+        average = torch.tensor([1.0 + rank])
+        dist.all_reduce(average, dist.ReduceOp.AVG)
+        assert average.item() == 1.5
+        outputs = [torch.zeros(1), torch.zeros(2)] if rank == 0 else [torch.zeros(2), torch.zeros(1)]
+        inputs = [torch.ones(1), torch.ones(2) * 2] if rank == 0 else [torch.ones(2) * 3, torch.ones(1)]
+        dist.all_to_all(outputs, inputs)
+        assert outputs[1 - rank].tolist() == [[2, 2], [3, 3]][1 - rank], outputs
+        objects = [None, None]
+        dist.all_gather_object(objects, {"rank": rank})
+        assert objects == [{"rank": 0}, {"rank": 1}]
+        """
+        self.succeed(2, code)
+
+    def test_works_are_asynchronous_and_transfers_cross(self):
+        code = """
+        big = [torch.full((1 << 20,), float(n + rank)) for n in range(4)]
+        works = [dist.all_reduce(each, async_op=True) for each in big]
+        futures = [work.get_future() for work in works]
+        for n, future in enumerate(futures):
+            assert future.wait()[0][0].item() == 2 * n + 1
+        assert all(work.is_completed() and work.is_success() for work in works)
+        # Both ranks first send more than any buffer holds.
+        peer, got = 1 - rank, torch.zeros(1 << 22)
+        transfers = [dist.isend(torch.full((1 << 22,), float(rank)), peer), dist.irecv(got, peer)]
+        [each.wait() for each in transfers]
+        assert got[-1].item() == peer
+        pair = [dist.P2POp(dist.isend, big[0], peer), dist.P2POp(dist.irecv, big[1], peer)]
+        [each.wait() for each in dist.batch_isend_irecv(pair)]
+        assert big[1][0].item() == 1.0
+        if rank == 0:
+            dist.send(got, 1)
+        else:
+            dist.recv(got, 0)
+        dist.barrier()
+        """
+        self.succeed(2, code)
+
+    def test_groups_have_ranks_of_their_own(self):
+        code = """
+        pair = dist.new_group([0, 2])
+        data = torch.tensor([rank + 1.0])
+        if rank != 1:
+            dist.all_reduce(data, group=pair)
+            assert data.item() == 4
+            dist.broadcast(data, 2, group=pair)
+        dist.all_reduce(data)
+        print(data.item())
+        dist.destroy_process_group()
+        dist.init_process_group("invar", store=dist.PrefixStore("again", store), rank=rank,
+                                world_size=size)
+        dist.barrier()
+        """
+        self.succeed(3, code, "10.0\n")
+
+    def test_data_parallel_training_has_the_weights_of_gloo(self):
+        code = """
+        weights = []
+        for backend in ["gloo", "invar"]:
+            torch.manual_seed(1)
+            layers = [torch.nn.Linear(50, 400), torch.nn.ReLU(), torch.nn.Linear(400, 3)]
+            model = torch.nn.parallel.DistributedDataParallel(
+                torch.nn.Sequential(*layers), process_group=dist.new_group(backend=backend),
+                bucket_cap_mb=0.02)
+            steps = torch.optim.SGD(model.parameters(), lr=0.1)
+            torch.manual_seed(rank)
+            for _ in range(5):
+                steps.zero_grad()
+                model(torch.randn(16, 50)).square().mean().backward()
+                steps.step()
+            weights.append(torch.cat([p.detach().reshape(-1) for p in model.parameters()]))
+        assert torch.allclose(*weights), (weights[0] - weights[1]).abs().max()
+        dist.all_reduce(weights[1], dist.ReduceOp.MAX)
+        assert torch.equal(weights[1], weights[1].clone())
+        """
+        self.succeed(2, code)
+
+    def test_wrong_tensors_are_refused(self):
+        code = """
+        def refused(text, call):
+            try:
+                call()
+            except (ValueError, RuntimeError) as error:
+                assert text in str(error), error
+            else:
+                raise AssertionError(text)
+
+        refused("contiguous", lambda: dist.all_reduce(torch.ones(4, 4).t()[:, :2]))
+        refused("named ranks only", lambda: dist.recv(torch.ones(1)))
+        dist.barrier()
+        """
+        self.succeed(2, code)
+
+    def test_a_monitored_barrier_names_the_ranks_that_stay_away(self):
+        code = """
+        invar.torch.monitored_barrier()
+        try:
+            if rank == 0:
+                short = datetime.timedelta(milliseconds=300)
+                invar.torch.monitored_barrier(timeout=short, wait_all_ranks=True)
+        except RuntimeError as error:
+            print(error)
+        dist.barrier()
+        """
+        (status, output), *others = ranks(3, code)
+        self.assertEqual(status, 0, output)
+        self.assertIn("Rank 1, 2 failed to pass monitoredBarrier in 300 ms", output)
+        for status, output in others:
+            self.assertEqual((status, output), (0, ""))
+
+    def test_the_ranks_that_are_left_go_on_in_a_new_group(self):
+        code = """
+        import os
+        data = torch.ones(10)
+        dist.all_reduce(data)
+        if rank == 1:
+            os._exit(0)
+        try:
+            dist.all_reduce(data)
+        except invar.Error as error:
+            assert (error.kind, error.rank) == ("peer", 1), error
+        else:
+            raise AssertionError("rank 1 is gone")
+        dist.destroy_process_group()
+        dist.init_process_group("invar", store=dist.PrefixStore("left", store),
+                                rank=[0, None, 1][rank], world_size=2, timeout=limit)
+        data = torch.ones(10)
+        dist.all_reduce(data)
+        print(data[0].item())
+        """
+        (zero, one, two) = ranks(3, code)
+        self.assertEqual([zero, one, two], [(0, "2.0\n"), (0, ""), (0, "2.0\n")])
+
+    def test_a_silent_rank_is_named_after_the_timeout(self):
+        code = """
+        short = dist.new_group(timeout=datetime.timedelta(milliseconds=500))
+        if rank == 0:
+            try:
+                dist.all_reduce(torch.ones(1), group=short)
+            except invar.Error as error:
+                print(error.rank, error.is_timeout)
+        dist.barrier()
+        """
+        (zero, one) = ranks(2, code)
+        self.assertEqual((zero, one), ((0, "1 True\n"), (0, "")))
+
+
+if __name__ == "__main__":
+    unittest.main()
