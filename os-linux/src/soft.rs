@@ -19,11 +19,13 @@ mod discover;
 mod impair;
 mod nic;
 mod port;
+pub mod shared_ports;
 mod sockets;
 
 pub use device::{
-    AckDelay, Datagram, Device, DeviceConfig, DeviceCounters, Route, Train, TransmitSink,
+    AckDelay, Datagram, Device, DeviceConfig, DeviceCounters, QpConfig, QpnRange, Route, Train,
+    TransmitSink,
 };
 pub use discover::devices;
 pub use impair::{ImpairmentConfig, REORDER_PACKETS_MAX};
-pub use nic::{Cq, Mr, Pd, Qp, SoftConfig, SoftCounters, SoftNic};
+pub use nic::{Cq, Mr, Pd, Posting, Qp, QpSizes, SoftConfig, SoftCounters, SoftNic};

@@ -24,7 +24,7 @@ use std::thread;
 use invar_core::nic::{Mtu, PollError, QpState, QpTransition, RtrAttr, SourcePorts, Wc};
 use invar_core::roce::UDP_PORT;
 use invar_core::roce::qp::{RequesterPhase, ResponderPhase, Tuning};
-use invar_linux::soft::{Device, DeviceConfig, DeviceCounters};
+use invar_linux::soft::{Device, DeviceConfig, DeviceCounters, QpnRange};
 
 pub use campaign::{Campaign, Failure, Progress, Summary};
 pub use coverage::{Coverage, Fault, FaultRow, Machine, State};
@@ -112,6 +112,7 @@ impl World {
             source_ports: SourcePorts(SOURCE_PORTS),
             seed: std::array::from_fn(|i| seed[i / 8].to_le_bytes()[i % 8]),
             tuning: net.tuning,
+            qpns: QpnRange::ALL,
         });
         let (service_ns, queue_packets_max) = (0, usize::MAX);
         net.wire.add_host(ip);

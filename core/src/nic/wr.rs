@@ -39,6 +39,9 @@ bitflags::bitflags! {
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     #[repr(transparent)]
     pub struct SendFlags: u32 {
+        /// The request starts after all READs before it are done. No part of Invar's protocol asks for
+        /// this.
+        const FENCE = 1;
         /// The work request asks for a completion.
         const SIGNALED = 1 << 1;
         /// The peer's completion raises an event.

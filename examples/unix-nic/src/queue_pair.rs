@@ -59,7 +59,7 @@ impl Env for Host {
         self.pd.write(to, payload);
     }
 
-    fn complete(&mut self, _: Queue, wc: Wc) {
+    fn complete(&mut self, _: Queue, wc: Wc, _: bool) {
         self.cq.lock().push_back(wc);
     }
 }
@@ -162,6 +162,7 @@ impl QueuePair {
         packet.resize(end + usize::from(pad_count(transmit.payload.len())), 0);
         match transmit.payload {
             Payload::None => {}
+            Payload::List { .. } => unreachable!("no request has several buffers"),
             Payload::Memory { region, .. } => self.host.pd.read(region, &mut packet[start..end]),
             Payload::Inline { slot, offset, len } => {
                 let bytes = &self.inline[&slot][offset as usize..][..len as usize];

@@ -12,6 +12,9 @@
 mod completion;
 mod counters;
 mod linger;
+mod lists;
+mod path;
+mod posted;
 mod queue_pair;
 mod receive;
 mod region;
@@ -25,21 +28,24 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 
 use invar_core::nic::{
-    Access, NicError, PollError, QpCap, QpState, QpTransition, RecvWr, SendFlags, SendWr,
+    Access, NicError, PollError, QpState, QpTransition, RecvWr, SendFlags, SendWr, Sge,
     SourcePorts, Verb, Wc,
 };
-use invar_core::roce::qp::{RequesterPhase, ResponderPhase, Side, Tuning};
+use invar_core::roce::qp::{RequesterPhase, ResponderPhase, Tuning};
 
 use crate::memory::HostMemory;
 use completion::CompletionQueue;
 use linger::Lingerers;
-use queue_pair::{DeviceEnv, Path, QueuePair};
+use path::Path;
+use posted::DeviceEnv;
+use queue_pair::QueuePair;
 use region::{MemoryRegion, Regions};
 use table::{Names, Table};
 use timers::Timers;
 use transmit::Staging;
 
 pub use counters::DeviceCounters;
+pub use queue_pair::{INLINE_BYTES_MAX, QpConfig, SGES_MAX, WORK_REQUESTS_MAX};
 pub use train::{Datagram, Route, Train, TransmitSink};
 pub use transmit::AckDelay;
 
@@ -64,6 +70,22 @@ pub struct DeviceConfig {
     pub seed: [u8; 32],
     /// Tuning of each queue pair.
     pub tuning: Tuning,
+    /// The numbers that queue pairs get.
+    pub qpns: QpnRange,
+}
+
+/// Numbers of queue pairs that have their upper bits in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QpnRange {
+    /// The lowest number.
+    pub first: u32,
+    /// Number of lower bits that the device chooses.
+    pub bits: u32,
+}
+
+impl QpnRange {
+    /// All numbers.
+    pub const ALL: QpnRange = QpnRange { first: 0, bits: 24 };
 }
 
 /// A software RoCEv2 device; see the [module](self). A queue pair is named by its number, a region by
@@ -72,6 +94,10 @@ pub struct Device {
     config: DeviceConfig,
     regions: Regions,
     cqs: Table<CompletionQueue>,
+    /// Completion queues that have raised an event.
+    events: Vec<u32>,
+    /// Number of completion queues that are armed, and of events not taken.
+    armed: usize,
     qps: Table<QueuePair>,
     lingerers: Lingerers,
     /// Queue pairs that may have something to send.
@@ -91,10 +117,13 @@ impl Device {
     pub fn new(config: DeviceConfig) -> Self {
         assert!(config.source_ports.port(0) != 0, "a device sends from at least one port");
         let names = |kind, bits| Names::new(&config.seed, kind, bits);
+        let qpns = names(b'q', config.qpns.bits).from(config.qpns.first);
         Device {
             regions: Regions::new(Table::new(REGIONS_MAX, names(b'r', 32))),
             cqs: Table::new(CQS_MAX, names(b'c', 32)),
-            qps: Table::new(QPS_MAX, names(b'q', 24)),
+            events: Vec::new(),
+            armed: 0,
+            qps: Table::new(QPS_MAX.min(1 << (config.qpns.bits - 1)), qpns),
             lingerers: Lingerers::default(),
             ready: VecDeque::new(),
             posted: None,
@@ -132,7 +161,8 @@ impl Device {
         self.regions.grant(pd, key);
     }
 
-    /// Registers memory (`ibv_reg_mr`) and returns the key, which is both lkey and rkey.
+    /// Registers memory (`ibv_reg_mr`) and returns the key, which is both lkey and rkey. Work requests
+    /// and peers name its first byte by `addr`, usually the memory's own address.
     ///
     /// # Errors
     /// `EINVAL`: the access flags allow remote writes but no local writes. `ENOMEM`: 2^24 regions are
@@ -141,6 +171,7 @@ impl Device {
         &mut self,
         pd: u32,
         memory: &HostMemory,
+        addr: u64,
         access: Access,
     ) -> Result<u32, NicError> {
         let refuse = |errno, cause| Err(NicError::new(Verb::RegMr, errno, cause));
@@ -149,7 +180,7 @@ impl Device {
         {
             return refuse(libc::EINVAL, "REMOTE_WRITE and REMOTE_ATOMIC need LOCAL_WRITE");
         }
-        let region = MemoryRegion { memory: memory.clone(), access, pd };
+        let region = MemoryRegion { memory: memory.clone(), addr, access, pd };
         match self.regions.table.insert(|_| false, |_| Ok::<_, NicError>(region)) {
             Some(key) => key,
             None => refuse(libc::ENOMEM, "too many memory regions"),
@@ -177,20 +208,67 @@ impl Device {
         }
     }
 
+    /// Changes the depth of a completion queue (`ibv_resize_cq`).
+    ///
+    /// # Errors
+    /// `EINVAL`: the depth is 0, exceeds [`CQ_DEPTH_MAX`], or is less than the completions in the queue.
+    pub fn resize_cq(&mut self, cq: u32, depth: usize) -> Result<(), NicError> {
+        let refuse = |cause| Err(NicError::new(Verb::CreateCq, libc::EINVAL, cause));
+        if !(1..=CQ_DEPTH_MAX).contains(&depth) {
+            return refuse("the depth is not from 1 to 2^22");
+        }
+        match self.cqs.get_mut(cq) {
+            Some(cq) => match cq.resize(depth) {
+                true => Ok(()),
+                false => refuse("more completions are in the queue"),
+            },
+            None => refuse("no such completion queue"),
+        }
+    }
+
+    /// Lets the next completion of a queue raise an event, or the next solicited one or error
+    /// (`ibv_req_notify_cq`).
+    pub fn arm_cq(&mut self, cq: u32, solicited_only: bool) {
+        if let Some(cq) = self.cqs.get_mut(cq) {
+            self.armed += usize::from(!cq.is_armed());
+            cq.arm(solicited_only);
+        }
+    }
+
+    /// Whether a completion queue waits for a completion that raises an event.
+    pub(super) fn is_awaited(&self) -> bool {
+        self.armed > 0
+    }
+
+    #[inline]
+    pub(super) fn has_events(&self) -> bool {
+        !self.events.is_empty()
+    }
+
+    /// Takes the numbers of completion queues that have raised an event since the last call.
+    #[inline]
+    pub fn take_events(&mut self) -> std::vec::Drain<'_, u32> {
+        // A queue that raises an event is armed no more.
+        self.armed -= self.events.len();
+        self.events.drain(..)
+    }
+
     /// Destroys a completion queue (`ibv_destroy_cq`). Later completions of its queue pairs are lost.
     pub fn destroy_cq(&mut self, cq: u32) {
-        self.cqs.remove(cq);
+        if self.cqs.remove(cq).is_some_and(|cq| cq.is_armed()) {
+            self.armed -= 1;
+        }
     }
 
     /// Creates a queue pair (`ibv_create_qp`) and returns its number.
     ///
     /// # Errors
-    /// `EINVAL`: the caller asks for more than 2048 work requests on a queue, or for more than 1024
-    /// bytes of inline data. `ENOMEM`: the device has [`QPS_MAX`] queue pairs.
-    pub fn create_qp(&mut self, pd: u32, cq: u32, cap: &QpCap) -> Result<u32, NicError> {
+    /// `EINVAL`: the caller asks for more than 2048 work requests on a queue, for more than 1024 bytes
+    /// of inline data, or for more than 32 buffers of a work request. `ENOMEM`: the device has [`QPS_MAX`] queue pairs.
+    pub fn create_qp(&mut self, config: &QpConfig) -> Result<u32, NicError> {
         let Device { qps, lingerers, .. } = self;
         let lingers = |qpn| lingerers.contains(qpn);
-        match qps.insert(lingers, |qpn| QueuePair::new(qpn, pd, cq, cap)) {
+        match qps.insert(lingers, |qpn| QueuePair::new(qpn, config)) {
             Some(qpn) => qpn,
             None => Err(NicError::new(Verb::CreateQp, libc::ENOMEM, "too many queue pairs")),
         }
@@ -241,6 +319,19 @@ impl Device {
         })
     }
 
+    /// Changes attributes of a queue pair without a change of state (`ibv_modify_qp`).
+    ///
+    /// # Errors
+    /// `EINVAL`: the state is RESET or ERR, or an attribute is out of range.
+    pub fn update_qp(
+        &mut self,
+        qpn: u32,
+        access: Option<Access>,
+        min_rnr_timer: Option<u8>,
+    ) -> Result<(), NicError> {
+        self.with_qp(qpn, Verb::ModifyQp, |qp, _| qp.update(access, min_rnr_timer))
+    }
+
     /// Posts one send request (`ibv_post_send`). The call copies inline data immediately. Inline data
     /// must lie in registered memory too, because safe code reads no other memory.
     ///
@@ -254,20 +345,62 @@ impl Device {
             }
             let sge = &wr.sge;
             let regions = env.regions;
-            let bytes = regions
-                .resolve((env.pd, Side::Local), sge.lkey, sge.addr, sge.length, Access::empty())
-                .map_err(|_| {
-                    let cause = "inline bytes outside of registered memory";
-                    NicError::new(Verb::PostSend, libc::EINVAL, cause)
-                })?;
+            let bytes = qp.posted.resolve(regions, sge, Access::empty()).map_err(|_| {
+                let cause = "inline bytes outside of registered memory";
+                NicError::new(Verb::PostSend, libc::EINVAL, cause)
+            })?;
             let slot = qp.post_send(wr, env)?;
-            regions.fetch(bytes, qp.inline.get_mut(slot, sge.length));
+            regions.fetch(bytes, qp.posted.inline_mut(slot, sge.length));
             Ok(())
         })?;
-        // This queue pair sends before the acknowledges of others, because the caller waits for this
-        // request.
-        self.posted = Some(qpn);
+        self.sends_first(qpn);
         Ok(())
+    }
+
+    /// Posts one send request with several buffers. The buffer of `wr` has no meaning.
+    ///
+    /// # Errors
+    /// Those of [`Device::post_send`]. `EINVAL`: there are too many buffers or bytes.
+    pub fn post_send_list(&mut self, qpn: u32, wr: &SendWr, list: &[Sge]) -> Result<(), NicError> {
+        self.with_qp(qpn, Verb::PostSend, |qp, env| qp.post_send_list(wr, list, env))?;
+        self.sends_first(qpn);
+        Ok(())
+    }
+
+    /// Posts one send request with `wr.sge.length` bytes of inline data, which `fill` writes. The request
+    /// must have [`SendFlags::INLINE`].
+    ///
+    /// # Errors
+    /// Those of [`Device::post_send`].
+    pub fn post_send_filled(
+        &mut self,
+        qpn: u32,
+        wr: &SendWr,
+        fill: impl FnOnce(&mut [u8]),
+    ) -> Result<(), NicError> {
+        debug_assert!(wr.flags.contains(SendFlags::INLINE));
+        self.with_qp(qpn, Verb::PostSend, |qp, env| {
+            let slot = qp.post_send(wr, env)?;
+            fill(qp.posted.inline_mut(slot, wr.sge.length));
+            Ok(())
+        })?;
+        self.sends_first(qpn);
+        Ok(())
+    }
+
+    /// Lets a queue pair send before the acknowledges of others, because the caller waits for its
+    /// request.
+    #[inline]
+    fn sends_first(&mut self, qpn: u32) {
+        self.posted = Some(qpn);
+    }
+
+    /// Posts a receive request with several buffers. The buffer of `wr` has no meaning.
+    ///
+    /// # Errors
+    /// Those of [`Device::post_recv`]. `EINVAL`: there are too many buffers or bytes.
+    pub fn post_recv_list(&mut self, qpn: u32, wr: &RecvWr, list: &[Sge]) -> Result<(), NicError> {
+        self.with_qp(qpn, Verb::PostRecv, |qp, env| qp.post_recv_list(wr, list, env))
     }
 
     /// Posts a receive request (`ibv_post_recv`).
@@ -321,13 +454,13 @@ impl Device {
         verb: Verb,
         call: impl FnOnce(&mut QueuePair, &mut DeviceEnv<'_>) -> Result<R, NicError>,
     ) -> Result<R, NicError> {
-        let Some(qp) = self.qps.get_mut(qpn) else {
+        let Device { qps, regions, cqs, events, ready, .. } = self;
+        let Some(qp) = qps.get_mut(qpn) else {
             return Err(NicError::new(verb, libc::EINVAL, "no such queue pair"));
         };
-        let (pd, cq) = (qp.pd, qp.cq);
-        let mut env = DeviceEnv { regions: &self.regions, cqs: &mut self.cqs, pd, cq };
+        let mut env = DeviceEnv { regions, cqs, events };
         let result = call(qp, &mut env);
-        qp.follow_up(qpn, &mut env, &mut self.ready);
+        qp.follow_up(qpn, &mut env, ready);
         result
     }
 }
@@ -337,9 +470,7 @@ impl QueuePair {
     /// to ERR if its completion queue overflowed.
     #[inline]
     fn follow_up(&mut self, qpn: u32, env: &mut DeviceEnv<'_>, ready: &mut VecDeque<u32>) {
-        if env.cqs.get(self.cq).is_some_and(CompletionQueue::overrun)
-            && self.state() != QpState::Err
-        {
+        if self.posted.overrun(env.cqs) && self.state() != QpState::Err {
             // This transition exists from every state.
             let moved = self.modify(&QpTransition::Err, env);
             debug_assert_eq!(moved, Ok(()));

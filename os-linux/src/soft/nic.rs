@@ -1,6 +1,7 @@
 //! The software NIC, as the protocol uses it.
 
 mod handles;
+mod verbs;
 
 use std::fs::File;
 use std::io;
@@ -10,16 +11,18 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
 use invar_core::nic::{
-    Access, Gid, LinkLayer, Mtu, Nic, NicError, PollError, PortAttr, PortNotices, PortState, QpCap,
-    QpOptions, QpTransition, RecvWr, Refusal, Refused, SendList, SendWr, SourcePorts, Verb, Wc,
+    Access, Gid, LinkLayer, Memory, Mtu, Nic, NicError, PollError, PortAttr, PortNotices,
+    PortState, QpCap, QpOptions, QpTransition, RecvWr, Refusal, Refused, SendList, SendWr,
+    SourcePorts, Verb, Wc,
 };
 use invar_core::param::PortRange;
 use invar_core::roce::qp::{Tuning, WINDOW_PACKETS_MAX};
 
 use super::capture::Capture;
-use super::device::{Device, DeviceConfig, DeviceCounters};
+use super::device::{Device, DeviceConfig, DeviceCounters, QpConfig, QpnRange};
 use super::impair::{Impairment, ImpairmentConfig};
 use super::port::Port;
+use super::shared_ports;
 use super::sockets::Sockets;
 use crate::interface::Interface;
 use crate::memory::HostMemory;
@@ -29,6 +32,7 @@ use crate::udp::RxSocket;
 use handles::OwnedPd;
 
 pub use handles::{Cq, Mr, Pd, Qp};
+pub use verbs::{Posting, QpSizes};
 
 /// Speed assumed for a link whose driver does not report one, such as loopback.
 const SPEED_MBPS: u32 = 10_000;
@@ -52,6 +56,9 @@ pub struct SoftConfig {
     pub tuning: Option<Tuning>,
     /// A simulated bad network.
     pub impairment: Option<ImpairmentConfig>,
+    /// Queue pair numbers tell the port of this NIC ([`shared_ports`]). The port must then be one of
+    /// these.
+    pub numbers_tell_port: bool,
 }
 
 impl SoftConfig {
@@ -66,6 +73,7 @@ impl SoftConfig {
             source_ports: SourcePorts::MAX,
             tuning: None,
             impairment: None,
+            numbers_tell_port: false,
         }
     }
 }
@@ -133,7 +141,15 @@ impl SoftNic {
             },
         };
         let udp_source_ports = sockets.ports()?;
+        let qpns = match config.numbers_tell_port {
+            true => shared_ports::qpns(address.port()).ok_or_else(|| {
+                let text = format!("{}: port {} is not shared", config.name, address.port());
+                io::Error::new(io::ErrorKind::InvalidInput, text)
+            })?,
+            false => QpnRange::ALL,
+        };
         let device = Device::new(DeviceConfig {
+            qpns,
             address,
             source_ports: udp_source_ports,
             seed: random()?,
@@ -244,9 +260,7 @@ impl Nic for SoftNic {
     }
 
     fn reg_mr(&self, pd: &Pd, memory: &HostMemory, access: Access) -> Result<Mr, NicError> {
-        self.check(&pd.0.nic, Verb::RegMr)?;
-        let key = self.port().lock().device.reg_mr(pd.0.number, memory, access)?;
-        Ok(Mr { nic: self.clone(), key })
+        self.reg_mr_at(pd, memory, memory.addr(), access)
     }
 
     fn create_cq(&self, depth: usize) -> Result<Cq, NicError> {
@@ -257,7 +271,8 @@ impl Nic for SoftNic {
     fn create_qp(&self, pd: &Pd, cq: &Cq, cap: &QpCap) -> Result<Qp, NicError> {
         self.check(&pd.0.nic, Verb::CreateQp)?;
         self.check(&cq.nic, Verb::CreateQp)?;
-        let qpn = self.port().lock().device.create_qp(pd.0.number, cq.number, cap)?;
+        let config = QpConfig::new(pd.0.number, cq.number, *cap);
+        let qpn = self.port().lock().device.create_qp(&config)?;
         Ok(Qp { nic: self.clone(), qpn })
     }
 

@@ -12,10 +12,14 @@
 //!   and write our memory or wait for an acknowledge while the application computes. The thread sleeps
 //!   until a packet arrives or a timer is due.
 //!
+//! A thread that waits for the event of a completion queue does not poll. So the NIC's thread drives the
+//! device as long as an event is awaited.
+//!
 //! While the application polls, the thread only checks once per [`STAND_BY_NS`] whether the application
 //! still polls. If the thread also waited for packets, each packet would wake it, only to find that the
 //! application has taken the packet.
 
+use std::collections::HashMap;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -60,6 +64,8 @@ pub(super) struct Port {
     /// wake. Written under the lock.
     wakes_ns: AtomicU64,
     stop: AtomicBool,
+    /// An application waits for an event of a completion queue. Written under the lock.
+    pub(super) awaited: AtomicBool,
 }
 
 /// The state that only one thread may access at a time.
@@ -67,6 +73,8 @@ pub(super) struct Moving {
     pub(super) device: Device,
     pub(super) sockets: Sockets,
     batch: RxBatch,
+    /// What to call when a completion queue raises an event.
+    pub(super) notify: HashMap<u32, Box<dyn Fn() + Send>>,
     /// Time of the application's last post that sends immediately.
     posted_ns: u64,
     /// Whether that post came soon after the previous one.
@@ -81,12 +89,14 @@ impl Port {
                 device,
                 sockets,
                 batch: RxBatch::new(BATCH_TRAINS),
+                notify: HashMap::new(),
                 posted_ns: 0,
                 posts_often: false,
             }),
             last_poll_ns: AtomicU64::new(0),
             wakes_ns: AtomicU64::new(0),
             stop: AtomicBool::new(false),
+            awaited: AtomicBool::new(false),
         }
     }
 
@@ -106,6 +116,7 @@ impl Port {
         moving.posts_often = now.saturating_sub(moving.posted_ns) < ACK_WAIT_NS;
         moving.posted_ns = now;
         moving.transmit(now);
+        self.raise(moving);
         self.wake_in_time(moving, now);
         result
     }
@@ -115,6 +126,7 @@ impl Port {
     pub(super) fn post_ahead<R>(&self, call: impl FnOnce(&mut Device) -> R) -> R {
         let moving = &mut *self.lock();
         let result = call(&mut moving.device);
+        self.raise(moving);
         self.wake_in_time(moving, now_ns());
         result
     }
@@ -130,6 +142,7 @@ impl Port {
         }
         let n = moving.device.poll(cq, wcs)?;
         if n > 0 {
+            self.raise(moving);
             return Ok(n);
         }
         moving
@@ -139,6 +152,7 @@ impl Port {
         if n == 0 {
             moving.transmit(now);
         }
+        self.raise(moving);
         self.wake_in_time(moving, now);
         Ok(n)
     }
@@ -151,8 +165,23 @@ impl Port {
         self.last_poll_ns.store(now, Ordering::Relaxed);
         let received = moving.receive(&self.rx, now);
         moving.transmit(now);
+        self.raise(moving);
         self.wake_in_time(moving, now);
         received
+    }
+
+    /// Tells the application of events of completion queues.
+    #[inline]
+    fn raise(&self, moving: &mut Moving) {
+        if !moving.device.has_events() {
+            return;
+        }
+        for cq in moving.device.take_events() {
+            if let Some(notify) = moving.notify.get(&cq) {
+                notify();
+            }
+        }
+        self.awaited.store(moving.device.is_awaited(), Ordering::Relaxed);
     }
 
     /// Wakes the thread if it would sleep past a new deadline.
@@ -170,7 +199,7 @@ impl Port {
         while !self.stop.load(Ordering::Acquire) {
             let now = now_ns();
             let quiet = now.saturating_sub(self.last_poll_ns.load(Ordering::Relaxed));
-            if quiet < STAND_BY_NS {
+            if quiet < STAND_BY_NS && !self.awaited.load(Ordering::Relaxed) {
                 thread::park_timeout(Duration::from_nanos(STAND_BY_NS - quiet));
             } else if self.serve_once(now).is_err() {
                 // The application's next poll meets the error too. The pause keeps the thread from
@@ -186,6 +215,7 @@ impl Port {
             let moving = &mut *self.lock();
             moving.receive(&self.rx, now)?;
             moving.device.transmit(now, &mut moving.sockets);
+            self.raise(moving);
             let due = moving.due_ns(now);
             self.wakes_ns.store(due, Ordering::Relaxed);
             due
@@ -205,6 +235,12 @@ impl Port {
 }
 
 impl Moving {
+    /// Destroys a completion queue and forgets whom to call.
+    pub(super) fn destroy_cq(&mut self, cq: u32) {
+        self.device.destroy_cq(cq);
+        self.notify.remove(&cq);
+    }
+
     /// Receives packets that have arrived, and runs due timers.
     #[inline]
     fn receive(&mut self, rx: &RxSocket, now: u64) -> io::Result<()> {

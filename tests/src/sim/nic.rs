@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use invar_core::nic::{
-    Access, Gid, LinkLayer, MemoryKeys, Nic, NicError, PollError, PortAttr, PortState, QpCap,
-    QpOptions, QpTransition, RecvWr, SendWr, Wc,
+    Access, Gid, LinkLayer, Memory, MemoryKeys, Nic, NicError, PollError, PortAttr, PortState,
+    QpCap, QpOptions, QpTransition, RecvWr, SendWr, Wc,
 };
 use invar_linux::memory::HostMemory;
-use invar_linux::soft::Device;
+use invar_linux::soft::{Device, QpConfig};
 
 use super::{World, memory};
 
@@ -158,7 +158,7 @@ impl Nic for SimNic {
     }
 
     fn reg_mr(&self, pd: &u32, memory: &HostMemory, access: Access) -> Result<SimMr, NicError> {
-        let key = self.device(|device| device.reg_mr(*pd, memory, access))?;
+        let key = self.device(|device| device.reg_mr(*pd, memory, memory.addr(), access))?;
         Ok(SimMr(self.handle(key)))
     }
 
@@ -168,7 +168,7 @@ impl Nic for SimNic {
     }
 
     fn create_qp(&self, pd: &u32, cq: &SimCq, cap: &QpCap) -> Result<SimQp, NicError> {
-        let qpn = self.device(|device| device.create_qp(*pd, cq.0.number, cap))?;
+        let qpn = self.device(|device| device.create_qp(&QpConfig::new(*pd, cq.0.number, *cap)))?;
         Ok(SimQp(self.handle(qpn)))
     }
 

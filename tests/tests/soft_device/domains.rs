@@ -11,7 +11,8 @@ use super::{End, carry, deliver, pair};
 fn connected() -> ([End; 2], u32, u32, HostMemory) {
     let [mut a, mut b] = pair("::1", 8, QpOptions::empty());
     let memory = HostMemory::alloc(8).unwrap();
-    let key = b.device.reg_mr(b.pd, &memory, Access::LOCAL_WRITE | Access::REMOTE_WRITE).unwrap();
+    let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+    let key = b.device.reg_mr(b.pd, &memory, memory.addr(), access).unwrap();
     let pd = b.device.alloc_connection_pd(b.pd);
     let shared = std::mem::replace(&mut b.pd, pd);
     b.qpn = b.create_qp();

@@ -5,6 +5,7 @@ mod acknowledges;
 mod domains;
 mod floods;
 mod lingering;
+mod lists;
 mod strangers;
 mod tags;
 mod timers;
@@ -19,7 +20,7 @@ use invar_core::nic::{
 use invar_core::roce::qp::Tuning;
 use invar_core::roce::{IpDatagram, Packet};
 use invar_linux::memory::HostMemory;
-use invar_linux::soft::{Datagram, Device, DeviceConfig, Train, TransmitSink};
+use invar_linux::soft::{Datagram, Device, DeviceConfig, QpConfig, QpnRange, Train, TransmitSink};
 
 const PORTS: [u16; 2] = [50_001, 50_002];
 const SOURCE_PORTS: SourcePorts = SourcePorts([PORTS[0], PORTS[1], 0, 0]);
@@ -84,11 +85,12 @@ impl End {
             source_ports: SOURCE_PORTS,
             seed: [port as u8; 32],
             tuning: Tuning::default(),
+            qpns: QpnRange::ALL,
         });
         let memory = HostMemory::alloc(len).unwrap();
         let pd = device.alloc_pd();
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
-        let key = device.reg_mr(pd, &memory, access).unwrap();
+        let key = device.reg_mr(pd, &memory, memory.addr(), access).unwrap();
         let cq = device.create_cq(256).unwrap();
         let mut end = End { device, wire: Wire::new(), pd, cq, qpn: 0, key, memory };
         end.qpn = end.create_qp();
@@ -97,7 +99,7 @@ impl End {
 
     fn create_qp(&mut self) -> u32 {
         let cap = QpCap { max_send_wr: 64, max_recv_wr: 8, max_inline_data: 0 };
-        let qpn = self.device.create_qp(self.pd, self.cq, &cap).unwrap();
+        let qpn = self.device.create_qp(&QpConfig::new(self.pd, self.cq, cap)).unwrap();
         let access = Access::REMOTE_WRITE | Access::REMOTE_READ;
         let init = QpTransition::Init { pkey_index: 0, port_num: 1, access };
         self.device.modify_qp(qpn, &init).unwrap();
@@ -393,7 +395,7 @@ fn what_waited_for_room_is_not_sent_once_its_memory_or_queue_pair_is_gone() {
         } else {
             a.device.dereg_mr(a.key).unwrap();
             // The new region takes the place of the old one.
-            a.device.reg_mr(a.pd, &secret, Access::empty()).unwrap();
+            a.device.reg_mr(a.pd, &secret, secret.addr(), Access::empty()).unwrap();
         }
         a.wire.room = usize::MAX;
         a.transmit(0);

@@ -143,5 +143,5 @@ impl Env for Nothing {
 
     fn place(&mut self, _: Region, _: &[u8]) {}
 
-    fn complete(&mut self, _: Queue, _: Wc) {}
+    fn complete(&mut self, _: Queue, _: Wc, _: bool) {}
 }

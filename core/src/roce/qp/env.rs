@@ -22,9 +22,42 @@ pub trait Env {
     ) -> Result<Region, AccessFault>;
     /// Copies the payload of a packet to a place that [`Env::resolve`] has just returned.
     fn place(&mut self, to: Region, payload: &[u8]);
+    /// Returns the payload of the first of `packets` packets, each with `len` bytes, from `offset` on in
+    /// the buffers that the adapter keeps for a send ([`Qp::post_send_list`](super::Qp::post_send_list)).
+    /// The result is [`Payload::List`], or [`Payload::Memory`] if one buffer has all these bytes. `len`
+    /// is not 0.
+    ///
+    /// # Errors
+    /// Some bytes are not registered.
+    fn gather(
+        &mut self,
+        slot: u16,
+        offset: u32,
+        len: u32,
+        packets: u32,
+    ) -> Result<Payload, AccessFault> {
+        let _ = (slot, offset, len, packets);
+        Err(AccessFault)
+    }
+    /// Copies the payload of a packet to `offset` in the buffers that the adapter keeps for a work
+    /// request with several: a receive, or a READ on the send queue. `payload` is not empty.
+    ///
+    /// # Errors
+    /// Some bytes are not registered for local writes. Then none may be copied.
+    fn scatter(
+        &mut self,
+        queue: Queue,
+        slot: u16,
+        offset: u32,
+        payload: &[u8],
+    ) -> Result<(), AccessFault> {
+        let _ = (queue, slot, offset, payload);
+        Err(AccessFault)
+    }
     /// Reports that a work request ended. Everything placed before belongs to this work request or to
-    /// earlier ones.
-    fn complete(&mut self, queue: Queue, wc: Wc);
+    /// earlier ones. `solicited` says that the peer asked for an event
+    /// ([`SOLICITED`](crate::nic::SendFlags::SOLICITED)).
+    fn complete(&mut self, queue: Queue, wc: Wc, solicited: bool);
 }
 
 /// The kind of key that a call uses: each region has two keys.
@@ -87,7 +120,7 @@ impl Transmit {
         }
         match &mut self.payload {
             Payload::None => {}
-            Payload::Inline { offset, .. } => *offset += len,
+            Payload::Inline { offset, .. } | Payload::List { offset, .. } => *offset += len,
             Payload::Memory { region, .. } => region.offset += u64::from(len),
         }
         true
@@ -110,6 +143,15 @@ pub enum Payload {
         /// Length in bytes.
         len: u32,
     },
+    /// Payload in several buffers, which the adapter keeps for a work request of the send queue.
+    List {
+        /// Slot that [`Qp::post_send_list`](super::Qp::post_send_list) returned.
+        slot: u16,
+        /// Offset of the first byte from the start of the first buffer.
+        offset: u32,
+        /// Length in bytes.
+        len: u32,
+    },
     /// Payload in registered memory.
     Memory {
         /// Position of the first byte.
@@ -124,7 +166,9 @@ impl Payload {
     pub const fn len(&self) -> u32 {
         match *self {
             Payload::None => 0,
-            Payload::Inline { len, .. } | Payload::Memory { len, .. } => len,
+            Payload::Inline { len, .. }
+            | Payload::List { len, .. }
+            | Payload::Memory { len, .. } => len,
         }
     }
 

@@ -26,6 +26,7 @@ pub(super) struct Immediate {
     pub(super) psn: Psn,
     pub(super) imm: ImmDt,
     pub(super) byte_len: u32,
+    pub(super) solicited: bool,
 }
 
 #[derive(Default)]

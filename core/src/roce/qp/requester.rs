@@ -22,10 +22,10 @@ use super::rtt::RoundTrip;
 use super::timer::{AckTimer, Expired};
 use super::window::Window;
 use super::{Counters, Env, Fatal, Path, Queue, Transmit, Tuning, earlier};
-use crate::nic::{RtsAttr, SendWr, Wc, WcStatus};
+use crate::nic::{RtsAttr, SendFlags, Wc, WcStatus};
 use crate::roce::{Opcode, Psn};
 use repair::Repair;
-use wqe::SendWqe;
+pub(super) use wqe::SendWqe;
 
 pub(super) struct Requester<const SQ: usize> {
     queue: QueueRing<SendWqe, SQ>,
@@ -125,8 +125,8 @@ impl<const SQ: usize> Requester<SQ> {
         self.max_rd_atomic > 0
     }
 
-    pub(super) fn post(&mut self, wr: &SendWr) -> Option<u16> {
-        let number = self.queue.push(SendWqe { wr: wr.into(), ..SendWqe::default() })?;
+    pub(super) fn post(&mut self, wqe: SendWqe) -> Option<u16> {
+        let number = self.queue.push(wqe)?;
         Some(QueueRing::<SendWqe, SQ>::slot(number))
     }
 
@@ -197,7 +197,8 @@ impl<const SQ: usize> Requester<SQ> {
     pub(super) fn flush(&mut self, path: &Path, env: &mut impl Env) {
         self.timer.stop();
         while let Some(wqe) = self.queue.pop() {
-            env.complete(Queue::Send, path.completion(wqe.wr.wr_id, WcStatus::WR_FLUSH_ERR));
+            let wc = path.completion(wqe.wr.wr_id, WcStatus::WR_FLUSH_ERR);
+            env.complete(Queue::Send, wc, false);
         }
     }
 
@@ -211,7 +212,7 @@ impl<const SQ: usize> Requester<SQ> {
     ) -> Fatal {
         if let Some(wqe) = self.queue.pop() {
             let wc = path.completion(wqe.wr.wr_id, status);
-            env.complete(Queue::Send, Wc { vendor_err, ..wc });
+            env.complete(Queue::Send, Wc { vendor_err, ..wc }, false);
         }
         Fatal
     }
@@ -274,11 +275,14 @@ impl<const SQ: usize> Requester<SQ> {
         let fresh = self.cursor_packet == 0 && self.next == self.end;
         let Some(wqe) = self.queue.get_mut(self.cursor) else { return false };
         let other_kind = wqe.is_marked(path) != self.marked && in_flight > 0;
+        let fenced =
+            wqe.wr.flags.contains(SendFlags::FENCE) && self.cursor_packet == 0 && self.reads > 0;
         let too_many_reads = wqe.is_read() && self.reads >= self.max_rd_atomic;
         if wqe.status != WcStatus::SUCCESS
             || (fresh && !start)
             || in_flight >= self.window.packets()
             || other_kind
+            || fenced
             || too_many_reads
         {
             return false;

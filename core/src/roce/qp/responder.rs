@@ -55,9 +55,17 @@ enum Operation {
 
 /// The parts of a receive request that the engine needs.
 #[derive(Clone, Copy, Default)]
-struct Receive {
+pub(super) struct Receive {
     wr_id: u64,
     sge: Sge,
+    /// The adapter keeps a list of buffers for this receive; `sge` has only their length.
+    has_list: bool,
+}
+
+impl Receive {
+    pub(super) fn new(wr: &RecvWr, has_list: bool) -> Self {
+        Receive { wr_id: wr.wr_id, sge: wr.sge, has_list }
+    }
 }
 
 pub(super) struct Responder<const RQ: usize> {
@@ -113,6 +121,10 @@ impl<const RQ: usize> Responder<RQ> {
         self.max_dest_rd_atomic = attr.max_dest_rd_atomic;
     }
 
+    pub(super) fn set_min_rnr_timer(&mut self, code: u8) {
+        self.min_rnr_timer = code;
+    }
+
     /// Returns what a lingering queue pair goes on with: the expected PSN, the MSN, and the answer to
     /// send.
     pub(super) fn last_state(&self) -> (Psn, u32, Answer) {
@@ -133,8 +145,8 @@ impl<const RQ: usize> Responder<RQ> {
         self.queue.len()
     }
 
-    pub(super) fn post(&mut self, wr: &RecvWr) -> bool {
-        self.queue.push(Receive { wr_id: wr.wr_id, sge: wr.sge }).is_some()
+    pub(super) fn post(&mut self, receive: Receive) -> Option<u16> {
+        self.queue.push(receive).map(QueueRing::<Receive, RQ>::slot)
     }
 
     pub(super) fn deadline_ns(&self) -> Option<u64> {
@@ -149,7 +161,8 @@ impl<const RQ: usize> Responder<RQ> {
     pub(super) fn flush(&mut self, path: &Path, env: &mut impl Env) {
         self.reorder.clear();
         while let Some(recv) = self.queue.pop() {
-            env.complete(Queue::Recv, path.completion(recv.wr_id, WcStatus::WR_FLUSH_ERR));
+            let wc = path.completion(recv.wr_id, WcStatus::WR_FLUSH_ERR);
+            env.complete(Queue::Recv, wc, false);
         }
     }
 
@@ -214,7 +227,7 @@ impl<const RQ: usize> Responder<RQ> {
                 if (has_receive || uses_receive(opcode))
                     && let Some(recv) = self.queue.pop()
                 {
-                    env.complete(Queue::Recv, path.completion(recv.wr_id, status));
+                    env.complete(Queue::Recv, path.completion(recv.wr_id, status), false);
                 }
                 self.answer = Answer::Refuse { psn: self.expected, code };
                 Err(Fatal)
@@ -278,7 +291,11 @@ impl<const RQ: usize> Responder<RQ> {
         if len > recv.sge.length.saturating_sub(received) {
             return Err(TOO_LONG);
         }
-        if len > 0 {
+        if len > 0 && recv.has_list {
+            let slot = QueueRing::<Receive, RQ>::slot(self.queue.head());
+            let placed = env.scatter(Queue::Recv, slot, received, packet.payload);
+            placed.map_err(|_| NO_LOCAL_ACCESS)?;
+        } else if len > 0 {
             let addr = recv.sge.addr.wrapping_add(received.into());
             let to = env.resolve(recv.sge.lkey, addr, len, Access::LOCAL_WRITE, Side::Local);
             env.place(to.map_err(|_| NO_LOCAL_ACCESS)?, packet.payload);
@@ -286,7 +303,8 @@ impl<const RQ: usize> Responder<RQ> {
         let received = received + len;
         self.message = ResponderMessage::Send { received };
         if position.ends() {
-            self.complete_receive(WcOpcode::RECV, received, packet.headers.imm, path, env);
+            let Headers { bth, imm, .. } = packet.headers;
+            self.complete_receive(WcOpcode::RECV, received, imm, bth.solicited, path, env);
         }
         Ok(())
     }
@@ -298,7 +316,7 @@ impl<const RQ: usize> Responder<RQ> {
         path: &Path,
         env: &mut impl Env,
     ) -> Result<(), Refusal> {
-        let Headers { reth, imm, .. } = packet.headers;
+        let Headers { bth, reth, imm, .. } = packet.headers;
         if imm.is_some() && self.queue.front().is_none() {
             return Err(Refusal::NotReady);
         }
@@ -323,7 +341,8 @@ impl<const RQ: usize> Responder<RQ> {
         let va = va.wrapping_add(len.into());
         self.message = ResponderMessage::Write { va, rkey, left: left - len, length };
         if imm.is_some() {
-            self.complete_receive(WcOpcode::RECV_RDMA_WITH_IMM, length, imm, path, env);
+            let opcode = WcOpcode::RECV_RDMA_WITH_IMM;
+            self.complete_receive(opcode, length, imm, bth.solicited, path, env);
         }
         Ok(())
     }
@@ -383,6 +402,7 @@ impl<const RQ: usize> Responder<RQ> {
         opcode: WcOpcode,
         byte_len: u32,
         imm: Option<ImmDt>,
+        solicited: bool,
         path: &Path,
         env: &mut impl Env,
     ) {
@@ -394,7 +414,7 @@ impl<const RQ: usize> Responder<RQ> {
             imm_data: imm.map_or(0, |ImmDt(bytes)| u32::from_ne_bytes(bytes)),
             ..path.completion(recv.wr_id, WcStatus::SUCCESS)
         };
-        env.complete(Queue::Recv, wc);
+        env.complete(Queue::Recv, wc, solicited);
     }
 
     /// Moves past a request that was carried out, and queues an acknowledge if one is wanted.

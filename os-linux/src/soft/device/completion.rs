@@ -2,28 +2,76 @@
 
 use std::collections::VecDeque;
 
-use invar_core::nic::{PollError, Wc};
+use invar_core::nic::{PollError, Wc, WcStatus};
 
 /// A queue of completions in order, at most `depth` at a time.
 pub(super) struct CompletionQueue {
     ring: VecDeque<Wc>,
     depth: usize,
     overrun: bool,
+    armed: Armed,
+}
+
+/// Completions that raise an event.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum Armed {
+    #[default]
+    None,
+    /// Solicited completions and errors.
+    Solicited,
+    Any,
 }
 
 impl CompletionQueue {
     pub(super) fn new(depth: usize) -> Self {
-        CompletionQueue { ring: VecDeque::with_capacity(depth), depth, overrun: false }
+        CompletionQueue {
+            ring: VecDeque::with_capacity(depth),
+            depth,
+            overrun: false,
+            armed: Armed::None,
+        }
     }
 
     /// Adds a completion. If the queue is full, it overflows for good (`IBV_EVENT_CQ_ERR`): it drops
-    /// this and all later completions, and its queue pairs go to ERR.
+    /// this and all later completions, and its queue pairs go to ERR. Returns whether this completion
+    /// raises an event.
     #[inline]
-    pub(super) fn push(&mut self, wc: Wc) {
+    pub(super) fn push(&mut self, wc: Wc, solicited: bool) -> bool {
         self.overrun |= self.ring.len() == self.depth;
         if !self.overrun {
             self.ring.push_back(wc);
         }
+        let raises = match self.armed {
+            Armed::None => false,
+            Armed::Solicited => solicited || wc.status != WcStatus::SUCCESS || self.overrun,
+            Armed::Any => true,
+        };
+        if raises {
+            self.armed = Armed::None;
+        }
+        raises
+    }
+
+    /// Lets the next completion raise an event, or the next solicited one or error. A queue that waits
+    /// for any completion keeps doing so.
+    pub(super) fn arm(&mut self, solicited_only: bool) {
+        self.armed = match (self.armed, solicited_only) {
+            (Armed::Any, _) | (_, false) => Armed::Any,
+            (_, true) => Armed::Solicited,
+        };
+    }
+
+    pub(super) fn is_armed(&self) -> bool {
+        self.armed != Armed::None
+    }
+
+    /// Changes the depth, unless more completions are in the queue.
+    pub(super) fn resize(&mut self, depth: usize) -> bool {
+        let fits = self.ring.len() <= depth;
+        if fits {
+            self.depth = depth;
+        }
+        fits
     }
 
     pub(super) fn overrun(&self) -> bool {
@@ -58,11 +106,13 @@ mod tests {
     #[test]
     fn completions_come_in_order_and_as_many_as_there_is_room_for() {
         let mut cq = CompletionQueue::new(3);
-        (1..=3).for_each(|i| cq.push(wc(i)));
+        for i in 1..=3 {
+            cq.push(wc(i), false);
+        }
         let mut wcs = [Wc::default(); 2];
         assert_eq!(cq.poll(&mut wcs), Ok(2));
         assert_eq!(wcs, [wc(1), wc(2)]);
-        cq.push(wc(4));
+        cq.push(wc(4), false);
         assert_eq!(cq.poll(&mut wcs), Ok(2));
         assert_eq!(wcs, [wc(3), wc(4)]);
         assert_eq!(cq.poll(&mut wcs), Ok(0));
@@ -70,14 +120,45 @@ mod tests {
     }
 
     #[test]
+    fn an_armed_queue_raises_one_event_for_the_next_completion_that_it_waits_for() {
+        let error = Wc { status: WcStatus::RETRY_EXC_ERR, ..wc(9) };
+        let mut cq = CompletionQueue::new(100);
+        assert!(!cq.push(wc(1), true), "not armed");
+        cq.arm(false);
+        assert!(cq.push(wc(2), false));
+        assert!(!cq.push(wc(3), true), "raised one already");
+        cq.arm(true);
+        assert!(!cq.push(wc(4), false));
+        assert!(cq.push(wc(5), true));
+        cq.arm(true);
+        assert!(cq.push(error, false));
+        cq.arm(true);
+        cq.arm(false);
+        cq.arm(true);
+        assert!(cq.push(wc(6), false), "waits for any");
+    }
+
+    #[test]
+    fn a_queue_shrinks_only_to_what_its_completions_need() {
+        let mut cq = CompletionQueue::new(4);
+        for i in 1..=3 {
+            cq.push(wc(i), false);
+        }
+        assert!(!cq.resize(2));
+        assert!(cq.resize(3));
+        cq.push(wc(4), false);
+        assert!(cq.overrun());
+    }
+
+    #[test]
     fn a_queue_that_ran_over_gives_what_it_has_and_then_only_its_error() {
         let mut cq = CompletionQueue::new(1);
-        cq.push(wc(1));
-        cq.push(wc(2));
+        cq.push(wc(1), false);
+        cq.push(wc(2), false);
         assert!(cq.overrun());
         let mut wcs = [Wc::default(); 4];
         assert_eq!(cq.poll(&mut wcs), Ok(1));
-        cq.push(wc(3));
+        cq.push(wc(3), false);
         for _ in 0..2 {
             assert_eq!(cq.poll(&mut wcs), Err(PollError { errno: libc::EOVERFLOW as u16 }));
         }

@@ -9,7 +9,8 @@ use std::collections::{HashMap, VecDeque};
 use invar_core::roce::Packet;
 use invar_core::roce::qp::{self, Transmit};
 
-use super::queue_pair::{Path, QueuePair};
+use super::path::Path;
+use super::queue_pair::QueuePair;
 
 /// Maximum number of lingering queue pairs, of about 250 bytes each. Beyond the maximum, the oldest ends
 /// early.

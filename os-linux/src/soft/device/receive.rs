@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use invar_core::roce::Packet;
 
 use super::Device;
-use super::queue_pair::DeviceEnv;
+use super::posted::DeviceEnv;
 
 impl Device {
     /// Handles a datagram from `from` that arrived at the device's address. The device counts and drops
@@ -21,7 +21,7 @@ impl Device {
     /// device counts such packets as [`icrc_unverified`](super::DeviceCounters::icrc_unverified).
     #[inline]
     pub fn handle_datagram(&mut self, now_ns: u64, from: SocketAddr, bytes: &[u8]) {
-        let Device { config, counters, qps, lingerers, .. } = self;
+        let Device { config, counters, qps, lingerers, regions, cqs, events, ready, .. } = self;
         counters.packets_received += 1;
         counters.bytes_received += bytes.len() as u64;
         let Some(qpn) = Packet::dest_qp(bytes) else {
@@ -45,9 +45,8 @@ impl Device {
             return;
         };
         let Some(packet) = path.admit(from, config.address, bytes, counters) else { return };
-        let (pd, cq) = (qp.pd, qp.cq);
-        let mut env = DeviceEnv { regions: &self.regions, cqs: &mut self.cqs, pd, cq };
+        let mut env = DeviceEnv { regions, cqs, events };
         qp.handle_packet(now_ns, &packet, &mut env);
-        qp.follow_up(qpn, &mut env, &mut self.ready);
+        qp.follow_up(qpn, &mut env, ready);
     }
 }

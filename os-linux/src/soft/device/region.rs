@@ -11,6 +11,8 @@ use crate::memory::HostMemory;
 /// A registered region; its name in the table is both lkey and rkey.
 pub(super) struct MemoryRegion {
     pub(super) memory: HostMemory,
+    /// The address by which work requests and peers name the first byte.
+    pub(super) addr: u64,
     pub(super) access: Access,
     pub(super) pd: u32,
 }
@@ -92,7 +94,7 @@ impl Regions {
         need: Access,
     ) -> Result<Region, AccessFault> {
         let region = self.table.get(key).ok_or(AccessFault)?;
-        let offset = addr.wrapping_sub(region.memory.addr());
+        let offset = addr.wrapping_sub(region.addr);
         let size = region.memory.len() as u64;
         // An address below the region wraps to an offset far above the region's end.
         if region.access.contains(need)

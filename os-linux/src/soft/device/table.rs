@@ -68,6 +68,7 @@ impl<T> Table<T> {
 pub(super) struct Names {
     seed: [u8; 32],
     bits: u32,
+    first: u32,
     count: u64,
 }
 
@@ -78,7 +79,12 @@ impl Names {
         let mut hash = Hash::new();
         hash.update(seed);
         hash.update([kind]);
-        Names { seed: hash.finalize(), bits, count: 0 }
+        Names { seed: hash.finalize(), bits, first: 0, count: 0 }
+    }
+
+    /// Adds `first` to each name. The lower `bits` bits of `first` must be 0.
+    pub(super) fn from(self, first: u32) -> Self {
+        Names { first, ..self }
     }
 
     fn next(&mut self) -> u32 {
@@ -90,7 +96,7 @@ impl Names {
             let [a, b, c, d, ..] = hash.finalize();
             let name = u32::from_le_bytes([a, b, c, d]) >> (32 - self.bits);
             if name > 1 {
-                return name;
+                return self.first | name;
             }
         }
     }

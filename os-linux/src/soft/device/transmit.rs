@@ -12,7 +12,9 @@ use heapless::Vec;
 use invar_core::roce::qp::{LONG_MTU_BYTES_MAX, Payload, Region, Transmit};
 use invar_core::roce::{HEADERS_BYTES_MAX, Ipv4Id};
 
-use super::queue_pair::{DeviceEnv, Inline, Path, QueuePair};
+use super::path::Path;
+use super::posted::{DeviceEnv, Posted};
+use super::queue_pair::QueuePair;
 use super::region::Regions;
 use super::tags::TAG_BYTES;
 use super::train::{Datagram, Route, Train, TransmitSink};
@@ -175,11 +177,11 @@ impl Staging {
         counters: &mut DeviceCounters,
     ) -> Result<(), Full> {
         let qpn = qp.qpn();
-        let QueuePair { path, inline, .. } = qp;
+        let QueuePair { path, posted, .. } = qp;
         // An engine before RTR sends nothing.
         let Some(path) = path else { return Ok(()) };
         loop {
-            if let Err(full) = self.add(&run, path, inline, regions, sink, counters) {
+            if let Err(full) = self.add(&run, path, posted, regions, sink, counters) {
                 self.held = Some((qpn, run));
                 return Err(full);
             }
@@ -194,7 +196,7 @@ impl Staging {
         &mut self,
         transmit: &Transmit,
         path: &mut Path,
-        inline: &Inline,
+        posted: &Posted,
         regions: &Regions,
         sink: &mut impl TransmitSink,
         counters: &mut DeviceCounters,
@@ -242,15 +244,7 @@ impl Staging {
         if !pad.is_empty() {
             pad.fill(0);
         }
-        let there = match transmit.payload {
-            Payload::None => true,
-            Payload::Inline { slot, offset, len } => {
-                payload.copy_from_slice(inline.get(slot, offset, len));
-                true
-            }
-            Payload::Memory { region, .. } => regions.fetch(region, payload),
-        };
-        if !there {
+        if !posted.fetch(transmit.payload, regions, payload) {
             // The region was deregistered while the packet waited: the packet counts as lost too.
             if self.laid.is_empty() {
                 self.route = None;
@@ -298,7 +292,17 @@ impl Device {
         delay: AckDelay,
     ) -> Result<(), Full> {
         let Device {
-            regions, cqs, qps, lingerers, ready, posted, timers, staging, counters, ..
+            regions,
+            cqs,
+            events,
+            qps,
+            lingerers,
+            ready,
+            posted,
+            timers,
+            staging,
+            counters,
+            ..
         } = self;
         if staging.route.is_some() {
             staging.flush(regions, sink, counters)?;
@@ -310,7 +314,7 @@ impl Device {
         }
         while let Some((answer, path)) = lingerers.poll_transmit() {
             // If the sink has no room, the answer counts as lost.
-            staging.add(&answer, path, &Inline::NONE, regions, sink, counters)?;
+            staging.add(&answer, path, &Posted::NONE, regions, sink, counters)?;
         }
         // Number of queue pairs at the end of the list that wait.
         let mut waiting = 0;
@@ -326,8 +330,7 @@ impl Device {
             }
             waiting = 0;
             qp.listed = false;
-            let (pd, cq) = (qp.pd, qp.cq);
-            let mut env = DeviceEnv { regions, cqs, pd, cq };
+            let mut env = DeviceEnv { regions, cqs, events };
             let most = TURN_PACKETS.min(left);
             let (mut turn, mut added) = (most, Ok(()));
             let mut deferred = false;

@@ -56,7 +56,7 @@ pub struct Cq {
 
 impl Drop for Cq {
     fn drop(&mut self) {
-        self.nic.port().lock().device.destroy_cq(self.number);
+        self.nic.port().lock().destroy_cq(self.number);
     }
 }
 

@@ -45,6 +45,7 @@ impl Host {
         let at = |offset: usize, len: u32| offset..offset + len as usize;
         match payload {
             Payload::None => &[],
+            Payload::List { .. } => unreachable!("no request has several buffers"),
             Payload::Inline { slot, offset, len } => &self.inline[&slot][at(offset as usize, len)],
             Payload::Memory { region: Region { index, offset }, len } => {
                 &self.regions[index as usize].bytes[at(offset as usize, len)]
@@ -79,7 +80,7 @@ impl Env for Host {
         self.regions[to.index as usize].bytes[at..at + payload.len()].copy_from_slice(payload);
     }
 
-    fn complete(&mut self, queue: Queue, wc: Wc) {
+    fn complete(&mut self, queue: Queue, wc: Wc, _: bool) {
         match queue {
             Queue::Send => self.sends.push(wc),
             Queue::Recv => self.receives.push(wc),

@@ -107,7 +107,7 @@ fn immediates_come_out_in_order_and_their_number_is_bounded() {
     for ahead in (1..=IMMEDIATES_MAX as u32).rev() {
         assert!(reorder.has_room(ahead, true));
         let psn = START.add(ahead);
-        let immediate = Immediate { psn, imm: ImmDt::default(), byte_len: ahead };
+        let immediate = Immediate { psn, imm: ImmDt::default(), byte_len: ahead, solicited: false };
         reorder.note(0, START, psn, Some(immediate));
     }
     assert!(!reorder.has_room(40, true));

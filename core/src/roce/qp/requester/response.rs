@@ -2,6 +2,7 @@
 
 use super::{Requester, SendWqe};
 use crate::nic::{Access, SendFlags, Wc, WcStatus};
+use crate::roce::qp::ring::QueueRing;
 use crate::roce::qp::{Counters, Env, Fatal, Path, Queue, Side};
 use crate::roce::{NakCode, Opcode, Packet, Psn, Syndrome};
 
@@ -101,7 +102,7 @@ impl<const SQ: usize> Requester<SQ> {
         {
             let wc = path.completion(wqe.wr.wr_id, WcStatus::SUCCESS);
             let (opcode, byte_len) = (wqe.wc_opcode(), wqe.wr.sge.length);
-            env.complete(Queue::Send, Wc { opcode, byte_len, ..wc });
+            env.complete(Queue::Send, Wc { opcode, byte_len, ..wc }, false);
         }
     }
 
@@ -253,7 +254,11 @@ impl<const SQ: usize> Requester<SQ> {
         if position.ends() != ends || packet.payload.len() != len as usize {
             return bad_response;
         }
-        if len > 0 {
+        if len > 0 && wqe.has_list {
+            let slot = QueueRing::<SendWqe, SQ>::slot(self.queue.head());
+            let placed = env.scatter(Queue::Send, slot, offset, packet.payload);
+            placed.map_err(|_| WcStatus::LOC_PROT_ERR)?;
+        } else if len > 0 {
             let sge = &wqe.wr.sge;
             let addr = sge.addr.wrapping_add(u64::from(offset));
             let to = env.resolve(sge.lkey, addr, len, Access::LOCAL_WRITE, Side::Local);

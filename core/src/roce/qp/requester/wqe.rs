@@ -11,14 +11,14 @@ const READ_REQUEST_PACKETS: u32 = 32;
 
 /// The parts of a work request that the engine needs.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Work {
-    pub(super) wr_id: u64,
+pub(in crate::roce::qp) struct Work {
+    pub(in crate::roce::qp) wr_id: u64,
     pub(super) remote_addr: u64,
-    pub(super) sge: Sge,
+    pub(in crate::roce::qp) sge: Sge,
     pub(super) rkey: u32,
     pub(super) imm_data: u32,
-    pub(super) opcode: SendOpcode,
-    pub(super) flags: SendFlags,
+    pub(in crate::roce::qp) opcode: SendOpcode,
+    pub(in crate::roce::qp) flags: SendFlags,
 }
 
 impl From<&SendWr> for Work {
@@ -29,17 +29,24 @@ impl From<&SendWr> for Work {
 }
 
 #[derive(Clone, Copy, Default)]
-pub(super) struct SendWqe {
-    pub(super) wr: Work,
+pub(in crate::roce::qp) struct SendWqe {
+    pub(in crate::roce::qp) wr: Work,
     /// PSN of the first packet, once that packet was sent.
     pub(super) first: Psn,
     /// Number of PSNs that the work request takes, or 0 until it starts.
     pub(super) packets: u32,
     /// A local error that ends this work request when its turn to complete comes.
     pub(super) status: WcStatus,
+    /// The adapter keeps a list of buffers for this work request; `wr.sge` has only their length.
+    pub(super) has_list: bool,
 }
 
 impl SendWqe {
+    /// A work request that has not started.
+    pub(in crate::roce::qp) fn new(wr: &SendWr, has_list: bool) -> Self {
+        SendWqe { wr: wr.into(), has_list, ..SendWqe::default() }
+    }
+
     pub(super) fn is_read(&self) -> bool {
         self.wr.opcode == SendOpcode::RdmaRead
     }
@@ -154,6 +161,9 @@ impl SendWqe {
         }
         if self.wr.flags.contains(SendFlags::INLINE) {
             return Some(Payload::Inline { slot, offset, len });
+        }
+        if self.has_list {
+            return env.gather(slot, offset, len, run).ok();
         }
         let addr = addr.wrapping_add(u64::from(offset));
         let region = env.resolve(lkey, addr, run * len, Access::empty(), Side::Local).ok()?;

@@ -44,9 +44,8 @@ impl<const RQ: usize> Responder<RQ> {
             }
             return match self.place_marked(packet, path, env) {
                 Ok(immediate) => {
-                    if let Some(Immediate { imm, byte_len, .. }) = immediate {
-                        let opcode = WcOpcode::RECV_RDMA_WITH_IMM;
-                        self.complete_receive(opcode, byte_len, Some(imm), path, env);
+                    if let Some(immediate) = immediate {
+                        self.complete_immediate(immediate, path, env);
                     }
                     self.count_message();
                     self.note_due(now, packet);
@@ -90,12 +89,12 @@ impl<const RQ: usize> Responder<RQ> {
     /// Completes packets that have arrived and whose turn has come.
     pub(in crate::roce::qp) fn resume(&mut self, path: &Path, env: &mut impl Env) {
         while self.reorder.contains(self.expected) {
-            if let Some(Immediate { imm, byte_len, .. }) = self.reorder.immediate(self.expected) {
+            if let Some(immediate) = self.reorder.immediate(self.expected) {
                 if self.queue.front().is_none() {
                     self.answer = Answer::NotReady;
                     return;
                 }
-                self.complete_receive(WcOpcode::RECV_RDMA_WITH_IMM, byte_len, Some(imm), path, env);
+                self.complete_immediate(immediate, path, env);
             }
             self.reorder.release(self.expected);
             self.count_message();
@@ -103,6 +102,12 @@ impl<const RQ: usize> Responder<RQ> {
             (self.due, self.asked_before) = (Due::default(), false);
             self.step(1, true);
         }
+    }
+
+    fn complete_immediate(&mut self, immediate: Immediate, path: &Path, env: &mut impl Env) {
+        let Immediate { imm, byte_len, solicited, .. } = immediate;
+        let opcode = WcOpcode::RECV_RDMA_WITH_IMM;
+        self.complete_receive(opcode, byte_len, Some(imm), solicited, path, env);
     }
 
     fn place_marked(
@@ -130,7 +135,8 @@ impl<const RQ: usize> Responder<RQ> {
             check_memory(reth.va, reth.rkey, reth.dma_len, Access::REMOTE_WRITE, env)?;
         }
         place_write(reth.va.wrapping_add(before.into()), reth.rkey, packet.payload, env)?;
-        let immediate = |imm| Immediate { psn: bth.psn, imm, byte_len: reth.dma_len };
+        let (psn, byte_len, solicited) = (bth.psn, reth.dma_len, bth.solicited);
+        let immediate = |imm| Immediate { psn, imm, byte_len, solicited };
         Ok(imm.map(immediate))
     }
 }

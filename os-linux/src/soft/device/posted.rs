@@ -1,0 +1,203 @@
+//! What the device keeps for the work requests of a queue pair, and what its engine can access.
+
+use std::ops::Range;
+
+use invar_core::nic::{Access, Sge, Wc};
+use invar_core::roce::qp::{AccessFault, Env, Payload, Queue, Region, Side};
+
+use super::completion::CompletionQueue;
+use super::lists::Lists;
+use super::region::Regions;
+use super::table::Table;
+
+/// The parts of a queue pair that the device keeps for the engine's work requests.
+pub(super) struct Posted {
+    pub(super) pd: u32,
+    pub(super) send_cq: u32,
+    pub(super) recv_cq: u32,
+    pub(super) inline: Inline,
+    pub(super) send_lists: Lists,
+    pub(super) recv_lists: Lists,
+}
+
+/// Copies of inline data, by slot of the send queue.
+pub(super) struct Inline {
+    pub(super) bytes: Vec<u8>,
+    pub(super) slot_bytes: usize,
+}
+
+/// The parts of the device that an engine can access.
+pub(super) struct DeviceEnv<'a> {
+    pub(super) regions: &'a Regions,
+    pub(super) cqs: &'a mut Table<CompletionQueue>,
+    /// Completion queues that have raised an event.
+    pub(super) events: &'a mut Vec<u32>,
+}
+
+/// The host of one queue pair's engine.
+pub(super) struct QpEnv<'a, 'd> {
+    pub(super) device: &'a mut DeviceEnv<'d>,
+    pub(super) posted: &'a Posted,
+}
+
+impl Env for QpEnv<'_, '_> {
+    #[inline]
+    fn resolve(
+        &mut self,
+        key: u32,
+        addr: u64,
+        len: u32,
+        need: Access,
+        side: Side,
+    ) -> Result<Region, AccessFault> {
+        self.device.regions.resolve((self.posted.pd, side), key, addr, len, need)
+    }
+
+    #[inline]
+    fn place(&mut self, to: Region, payload: &[u8]) {
+        self.device.regions.place(to, payload);
+    }
+
+    fn gather(
+        &mut self,
+        slot: u16,
+        offset: u32,
+        len: u32,
+        packets: u32,
+    ) -> Result<Payload, AccessFault> {
+        let (posted, regions) = (self.posted, self.device.regions);
+        let mut pieces = posted.send_lists.pieces(slot, offset, packets * len);
+        let first = pieces.next().ok_or(AccessFault)?;
+        let region = posted.resolve(regions, &first, Access::empty())?;
+        if first.length == packets * len {
+            return Ok(Payload::Memory { region, len });
+        }
+        for piece in pieces {
+            posted.resolve(regions, &piece, Access::empty())?;
+        }
+        Ok(Payload::List { slot, offset, len })
+    }
+
+    fn scatter(
+        &mut self,
+        queue: Queue,
+        slot: u16,
+        offset: u32,
+        payload: &[u8],
+    ) -> Result<(), AccessFault> {
+        let (posted, regions) = (self.posted, self.device.regions);
+        let lists = match queue {
+            Queue::Send => &posted.send_lists,
+            Queue::Recv => &posted.recv_lists,
+        };
+        let pieces = || lists.pieces(slot, offset, payload.len() as u32);
+        for piece in pieces() {
+            posted.resolve(regions, &piece, Access::LOCAL_WRITE)?;
+        }
+        let mut rest = payload;
+        for piece in pieces() {
+            let region = posted.resolve(regions, &piece, Access::LOCAL_WRITE)?;
+            let (bytes, behind) = rest.split_at(piece.length as usize);
+            regions.place(region, bytes);
+            rest = behind;
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn complete(&mut self, queue: Queue, wc: Wc, solicited: bool) {
+        let number = match queue {
+            Queue::Send => self.posted.send_cq,
+            Queue::Recv => self.posted.recv_cq,
+        };
+        // If the completion queue is gone, nobody can receive the completion.
+        if let Some(cq) = self.device.cqs.get_mut(number)
+            && cq.push(wc, solicited)
+        {
+            self.device.events.push(number);
+        }
+    }
+}
+
+impl Posted {
+    /// The requests of a queue pair that posts nothing.
+    pub(super) const NONE: Posted = Posted {
+        pd: 0,
+        send_cq: 0,
+        recv_cq: 0,
+        inline: Inline { bytes: Vec::new(), slot_bytes: 0 },
+        send_lists: Lists { sges: Vec::new(), slot_sges: 0 },
+        recv_lists: Lists { sges: Vec::new(), slot_sges: 0 },
+    };
+
+    /// Whether a completion queue of the queue pair overflowed.
+    #[inline]
+    pub(super) fn overrun(&self, cqs: &Table<CompletionQueue>) -> bool {
+        let overrun = |cq| cqs.get(cq).is_some_and(CompletionQueue::overrun);
+        overrun(self.send_cq) || self.recv_cq != self.send_cq && overrun(self.recv_cq)
+    }
+
+    /// Finds the bytes of a buffer of this end.
+    pub(super) fn resolve(
+        &self,
+        regions: &Regions,
+        sge: &Sge,
+        need: Access,
+    ) -> Result<Region, AccessFault> {
+        regions.resolve((self.pd, Side::Local), sge.lkey, sge.addr, sge.length, need)
+    }
+
+    /// Returns the room for inline data that is being posted.
+    #[inline]
+    pub(super) fn inline_mut(&mut self, slot: u16, len: u32) -> &mut [u8] {
+        self.inline.get_mut(slot, len)
+    }
+
+    /// Copies the payload of a packet to `bytes`, which has its length. Returns false if memory was
+    /// deregistered since.
+    #[inline]
+    pub(super) fn fetch(&self, payload: Payload, regions: &Regions, bytes: &mut [u8]) -> bool {
+        match payload {
+            Payload::None => true,
+            Payload::Inline { slot, offset, len } => {
+                bytes.copy_from_slice(self.inline.get(slot, offset, len));
+                true
+            }
+            Payload::Memory { region, .. } => regions.fetch(region, bytes),
+            Payload::List { slot, offset, len } => {
+                let mut rest = bytes;
+                for piece in self.send_lists.pieces(slot, offset, len) {
+                    let Ok(region) = self.resolve(regions, &piece, Access::empty()) else {
+                        return false;
+                    };
+                    let (bytes, behind) = rest.split_at_mut(piece.length as usize);
+                    if !regions.fetch(region, bytes) {
+                        return false;
+                    }
+                    rest = behind;
+                }
+                true
+            }
+        }
+    }
+}
+
+impl Inline {
+    /// Returns posted inline data.
+    #[inline]
+    fn get(&self, slot: u16, offset: u32, len: u32) -> &[u8] {
+        &self.bytes[self.range(slot, offset, len)]
+    }
+
+    /// Returns the room for inline data that is being posted.
+    #[inline]
+    fn get_mut(&mut self, slot: u16, len: u32) -> &mut [u8] {
+        let range = self.range(slot, 0, len);
+        &mut self.bytes[range]
+    }
+
+    fn range(&self, slot: u16, offset: u32, len: u32) -> Range<usize> {
+        let start = usize::from(slot) * self.slot_bytes + offset as usize;
+        start..start + len as usize
+    }
+}

@@ -1,0 +1,162 @@
+//! The rest of the verbs, which programs for libibverbs need and the protocol does not.
+
+use std::sync::atomic::Ordering;
+
+use invar_core::nic::{Access, NicError, QpCap, RecvWr, SendWr, Sge, Verb};
+
+use super::{Cq, Mr, Pd, Qp, SoftNic};
+use crate::memory::HostMemory;
+use crate::soft::device::{Device, QpConfig};
+
+/// The sizes of a queue pair.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct QpSizes {
+    /// Lengths of the queues.
+    pub cap: QpCap,
+    /// Maximum number of buffers of a send.
+    pub send_sges_max: u32,
+    /// Maximum number of buffers of a receive.
+    pub recv_sges_max: u32,
+}
+
+/// A queue pair to post to.
+pub struct Posting<'a> {
+    device: &'a mut Device,
+    qpn: u32,
+}
+
+impl SoftNic {
+    /// Registers memory, as [`Nic::reg_mr`](invar_core::nic::Nic::reg_mr) does. Work requests and peers
+    /// name its first byte by `addr`.
+    ///
+    /// # Errors
+    /// Those of [`Device::reg_mr`](crate::soft::Device::reg_mr).
+    pub fn reg_mr_at(
+        &self,
+        pd: &Pd,
+        memory: &HostMemory,
+        addr: u64,
+        access: Access,
+    ) -> Result<Mr, NicError> {
+        self.check(&pd.0.nic, Verb::RegMr)?;
+        let key = self.port().lock().device.reg_mr(pd.0.number, memory, addr, access)?;
+        Ok(Mr { nic: self.clone(), key })
+    }
+
+    /// Creates a completion queue whose events call `notify`. The call happens while the NIC is locked,
+    /// so `notify` must not call the NIC.
+    ///
+    /// # Errors
+    /// Those of [`Device::create_cq`](crate::soft::Device::create_cq).
+    pub fn create_cq_notifying(
+        &self,
+        depth: usize,
+        notify: impl Fn() + Send + 'static,
+    ) -> Result<Cq, NicError> {
+        let mut moving = self.port().lock();
+        let number = moving.device.create_cq(depth)?;
+        moving.notify.insert(number, Box::new(notify));
+        drop(moving);
+        Ok(Cq { nic: self.clone(), number })
+    }
+
+    /// Changes the depth of a completion queue.
+    ///
+    /// # Errors
+    /// Those of [`Device::resize_cq`](crate::soft::Device::resize_cq).
+    pub fn resize_cq(&self, cq: &Cq, depth: usize) -> Result<(), NicError> {
+        self.port().lock().device.resize_cq(cq.number, depth)
+    }
+
+    /// Lets the next completion raise an event, or the next solicited one or error. The NIC's thread
+    /// drives the NIC until then, because the application may sleep.
+    pub fn arm_cq(&self, cq: &Cq, solicited_only: bool) {
+        let mut moving = self.port().lock();
+        moving.device.arm_cq(cq.number, solicited_only);
+        let was_awaited = self.port().awaited.swap(true, Ordering::Relaxed);
+        drop(moving);
+        if !was_awaited && let Some(thread) = &self.0.thread {
+            thread.thread().unpark();
+        }
+    }
+
+    /// Creates a queue pair whose sends complete to the first queue and receives to the second.
+    ///
+    /// # Errors
+    /// Those of [`Device::create_qp`](crate::soft::Device::create_qp). `EINVAL`: an object belongs to
+    /// another NIC.
+    pub fn create_qp_with(
+        &self,
+        pd: &Pd,
+        (send_cq, recv_cq): (&Cq, &Cq),
+        sizes: &QpSizes,
+    ) -> Result<Qp, NicError> {
+        for nic in [&pd.0.nic, &send_cq.nic, &recv_cq.nic] {
+            self.check(nic, Verb::CreateQp)?;
+        }
+        let QpSizes { cap, send_sges_max, recv_sges_max } = *sizes;
+        let (pd, send_cq, recv_cq) = (pd.0.number, send_cq.number, recv_cq.number);
+        let config = QpConfig { pd, send_cq, recv_cq, cap, send_sges_max, recv_sges_max };
+        let qpn = self.port().lock().device.create_qp(&config)?;
+        Ok(Qp { nic: self.clone(), qpn })
+    }
+
+    /// Changes attributes of a queue pair without a change of state.
+    ///
+    /// # Errors
+    /// Those of [`Device::update_qp`](crate::soft::Device::update_qp).
+    pub fn update_qp(
+        &self,
+        qp: &Qp,
+        access: Option<Access>,
+        min_rnr_timer: Option<u8>,
+    ) -> Result<(), NicError> {
+        self.port().post(|device| device.update_qp(qp.qpn, access, min_rnr_timer))
+    }
+
+    /// Posts sends to a queue pair. When `post` returns, this end sends as much as the window allows.
+    #[inline]
+    pub fn post_sends<R>(&self, qp: &Qp, post: impl FnOnce(&mut Posting<'_>) -> R) -> R {
+        self.port().post(|device| post(&mut Posting { device, qpn: qp.qpn }))
+    }
+
+    /// Posts receives to a queue pair.
+    #[inline]
+    pub fn post_recvs<R>(&self, qp: &Qp, post: impl FnOnce(&mut Posting<'_>) -> R) -> R {
+        self.port().post_ahead(|device| post(&mut Posting { device, qpn: qp.qpn }))
+    }
+}
+
+impl Posting<'_> {
+    /// Posts a send with at most one buffer; see [`Device::post_send`].
+    #[inline]
+    pub fn send(&mut self, wr: &SendWr) -> Result<(), NicError> {
+        self.device.post_send(self.qpn, wr)
+    }
+
+    /// Posts a send with several buffers; see [`Device::post_send_list`].
+    pub fn send_list(&mut self, wr: &SendWr, list: &[Sge]) -> Result<(), NicError> {
+        self.device.post_send_list(self.qpn, wr, list)
+    }
+
+    /// Posts a send with inline data, which `fill` writes; see [`Device::post_send_filled`].
+    #[inline]
+    pub fn send_filled(
+        &mut self,
+        wr: &SendWr,
+        fill: impl FnOnce(&mut [u8]),
+    ) -> Result<(), NicError> {
+        self.device.post_send_filled(self.qpn, wr, fill)
+    }
+
+    /// Posts a receive with at most one buffer; see [`Device::post_recv`].
+    #[inline]
+    pub fn recv(&mut self, wr: &RecvWr) -> Result<(), NicError> {
+        self.device.post_recv(self.qpn, wr)
+    }
+
+    /// Posts a receive with several buffers; see [`Device::post_recv_list`].
+    pub fn recv_list(&mut self, wr: &RecvWr, list: &[Sge]) -> Result<(), NicError> {
+        self.device.post_recv_list(self.qpn, wr, list)
+    }
+}
