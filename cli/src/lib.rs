@@ -22,6 +22,7 @@ mod output;
 mod parent;
 mod perf;
 mod ports;
+mod run;
 mod settings;
 mod size;
 mod trace;
@@ -52,6 +53,7 @@ struct Cli {
 enum Command {
     Perf(perf::Args),
     Coll(coll::Args),
+    Run(run::Args),
     Devices(devices::Args),
     Doctor(doctor::Args),
     Env(exports::Args),
@@ -70,6 +72,7 @@ impl Command {
             | Command::Doctor(_)
             | Command::Env(_)
             | Command::Inspect(_)
+            | Command::Run(_)
             | Command::Settings(_)
             | Command::Trace(_) => false,
         }
@@ -101,6 +104,7 @@ fn execute(command: Command) -> Result<ExitCode, Failure> {
         Command::Doctor(args) => doctor::run(&args),
         Command::Env(args) => exports::run(&args),
         Command::Inspect(args) => inspect::run(&args),
+        Command::Run(args) => run::run(&args),
         Command::Trace(args) => trace::run(&args),
         Command::Settings(args) => settings::run(&args, &settings_for(is_child)?),
         Command::Perf(args) => perf::run(&args, &settings_for(is_child)?),

@@ -9,6 +9,7 @@
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::mem::MaybeUninit;
 
+pub mod provider;
 #[cfg(test)]
 mod tests;
 
@@ -23,7 +24,10 @@ pub struct ibv_device {
 pub struct ibv_context_ops {
     _before_poll_cq: [*const c_void; 11],
     pub poll_cq: Option<PollCq>,
-    _before_post_send: [*const c_void; 13],
+    pub req_notify_cq: Option<provider::ReqNotifyCq>,
+    _before_post_srq_recv: [*const c_void; 7],
+    pub post_srq_recv: Option<provider::PostSrqRecv>,
+    _before_post_send: [*const c_void; 4],
     pub post_send: Option<PostSend>,
     pub post_recv: Option<PostRecv>,
     _behind_post_recv: [*const c_void; 5],
@@ -54,7 +58,11 @@ pub const VERBS_ABI_IS_EXTENDED: usize = usize::MAX;
 #[repr(C)]
 pub struct verbs_context {
     pub query_port: Option<QueryPort>,
-    _behind_query_port: [*const c_void; 38],
+    _before_query_device_ex: [*const c_void; 26],
+    pub query_device_ex: Option<provider::QueryDeviceEx>,
+    _before_create_qp_ex: [*const c_void; 5],
+    pub create_qp_ex: Option<provider::CreateQpEx>,
+    _behind_create_qp_ex: [*const c_void; 5],
     pub sz: usize,
     pub context: ibv_context,
 }

@@ -11,6 +11,7 @@ mod local;
 mod namespaces;
 mod ports;
 mod refusals;
+mod run;
 mod settings;
 mod strangers;
 mod unread;

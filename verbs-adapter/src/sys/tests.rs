@@ -43,7 +43,7 @@ fn rows() -> Vec<Row> {
         rows.push((format!("{} - {}", of(field), of("query_port")), ours));
     }
     offsets! { rows;
-        ibv_context_ops { poll_cq, post_send, post_recv }
+        ibv_context_ops { poll_cq, req_notify_cq, post_srq_recv, post_send, post_recv }
         ibv_context { device, ops, cmd_fd, async_fd, num_comp_vectors, mutex, abi_compat }
         ibv_pd { context }
         ibv_mr { lkey, rkey }
@@ -69,6 +69,43 @@ fn rows() -> Vec<Row> {
             flags = "wc_flags", sl, dlid_path_bits }
         ibv_async_event { element, event_type }
     }
+    {
+        use provider::{
+            ibv_comp_channel, ibv_cq, ibv_device, ibv_device_attr, ibv_device_attr_ex, ibv_pd,
+            ibv_qp, ibv_qp_init_attr_ex, ibv_srq,
+        };
+        sizes!(rows; ibv_comp_channel, ibv_cq, ibv_device, ibv_device_attr, ibv_device_attr_ex, ibv_pd,
+            ibv_qp, ibv_srq);
+        offsets! { rows;
+            ibv_device { node_type, transport_type, name, dev_name, dev_path, ibdev_path }
+            ibv_comp_channel { context, fd, refcnt }
+            ibv_pd { handle }
+            ibv_cq { channel, cq_context, handle, cqe, mutex, cond, comp_events_completed }
+            ibv_qp { pd, send_cq, recv_cq, srq, handle, qp_num, state, qp_type, mutex, cond,
+                events_completed }
+            ibv_srq { srq_context, pd, handle, mutex, cond, events_completed }
+            ibv_device_attr { max_qp, max_qp_wr, device_cap_flags, max_sge, max_cqe, max_mr,
+                max_qp_rd_atom, max_res_rd_atom, max_qp_init_rd_atom, atomic_cap, max_mw, max_ah,
+                max_srq, max_srq_wr, max_srq_sge, max_pkeys, local_ca_ack_delay, phys_port_cnt }
+            ibv_device_attr_ex { orig_attr, comp_mask, phys_port_cnt_ex }
+            ibv_qp_init_attr_ex { qp_context, cap, qp_type, sq_sig_all, comp_mask, pd, xrcd, create_flags }
+        }
+        for (field, ours) in [
+            ("query_device_ex", offset_of!(verbs_context, query_device_ex)),
+            ("create_qp_ex", offset_of!(verbs_context, create_qp_ex)),
+        ] {
+            let of = |field| format!("offsetof(struct verbs_context, {field})");
+            rows.push((format!("{} - {}", of(field), of("query_port")), ours));
+        }
+        use provider::*;
+        constants! { rows;
+            IBV_NODE_CA, IBV_TRANSPORT_IB, IBV_DEVICE_CURR_QP_STATE_MOD, IBV_DEVICE_SYS_IMAGE_GUID,
+            IBV_DEVICE_RC_RNR_NAK_GEN, IBV_QP_INIT_ATTR_PD, IBV_QP_INIT_ATTR_CREATE_FLAGS,
+            IBV_QP_CUR_STATE, IBV_QP_EN_SQD_ASYNC_NOTIFY, IBV_QP_ALT_PATH, IBV_QP_PATH_MIG_STATE,
+            IBV_QP_CAP, IBV_PORT_DOWN, IBV_PORT_CM_SUP, IBV_PORT_IP_BASED_GIDS,
+            IBV_ACCESS_ZERO_BASED, IBV_ACCESS_HUGETLB, IBV_ACCESS_OPTIONAL_RANGE,
+        }
+    }
     constants! { rows;
         IBV_PORT_ACTIVE, IBV_LINK_LAYER_INFINIBAND, IBV_LINK_LAYER_ETHERNET,
         IBV_GID_TYPE_ROCE_V1, IBV_GID_TYPE_ROCE_V2, IBV_QPT_RC,
@@ -91,6 +128,7 @@ fn rows() -> Vec<Row> {
         ("IBV_ACCESS_REMOTE_READ", Access::REMOTE_READ.bits()),
         ("IBV_ACCESS_REMOTE_ATOMIC", Access::REMOTE_ATOMIC.bits()),
         ("IBV_ACCESS_RELAXED_ORDERING", Access::RELAXED_ORDERING.bits()),
+        ("IBV_SEND_FENCE", SendFlags::FENCE.bits()),
         ("IBV_SEND_SIGNALED", SendFlags::SIGNALED.bits()),
         ("IBV_SEND_SOLICITED", SendFlags::SOLICITED.bits()),
         ("IBV_SEND_INLINE", SendFlags::INLINE.bits()),

@@ -1,0 +1,80 @@
+//! `invar run`: runs a program for libibverbs on software NICs.
+
+use std::env;
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use crate::failure::Failure;
+
+/// The library in the folder where cargo builds it beside this command.
+const BUILT: &str = "libinvar_soft_verbs.so";
+/// The library in a package, from the folder of this command.
+const INSTALLED: &str = "../lib/invar/libibverbs.so.1";
+
+/// Run an RDMA program on software NICs instead of RDMA hardware.
+///
+/// The program and its children find Invar's libibverbs.so.1 in place of the system's. `invar devices`
+/// shows the devices.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Invar's libibverbs.so.1, if it is not where this command looks for it
+    #[arg(long, value_name = "FILE")]
+    library: Option<PathBuf>,
+    /// The program and its arguments
+    #[arg(trailing_var_arg = true, required = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
+    let library = match &args.library {
+        Some(path) => found(path).ok_or_else(|| {
+            Failure::usage(format_args!("--library {}: no such file", path.display()))
+        })?,
+        None => beside_the_command()?,
+    };
+    // The loader splits the variable at these characters.
+    if library.as_os_str().as_bytes().iter().any(|byte| b" :".contains(byte)) {
+        let path = library.display();
+        return Err(Failure::new(format_args!(
+            "{path}: the loader takes no path with a space or colon; copy the library elsewhere, and \
+             name it with --library"
+        )));
+    }
+    let [program, arguments @ ..] = args.command.as_slice() else {
+        return Err(Failure::usage("no program to run"));
+    };
+    let mut preload = library.into_os_string();
+    if let Some(others) = env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
+        preload.push(":");
+        preload.push(others);
+    }
+    let mut command = Command::new(program);
+    let error = command.args(arguments).env("LD_PRELOAD", preload).exec();
+    let name = Path::new(program).display();
+    Err(match error.kind() {
+        io::ErrorKind::NotFound => Failure::new(format_args!("{name}: no such program")),
+        _ => Failure::io(name, &error),
+    })
+}
+
+fn found(path: &Path) -> Option<PathBuf> {
+    path.canonicalize().ok().filter(|path| path.is_file())
+}
+
+fn beside_the_command() -> Result<PathBuf, Failure> {
+    let command =
+        env::current_exe().map_err(|error| Failure::io("the path of this command", &error))?;
+    let folder = command.parent().unwrap_or(Path::new("/"));
+    let places = [BUILT, INSTALLED].map(|name| folder.join(name));
+    places.iter().find_map(|path| found(path)).ok_or_else(|| {
+        let [built, installed] = places.each_ref().map(|path| path.display());
+        Failure::new(format_args!(
+            "Invar's libibverbs is neither {built} nor {installed}: build it with `cargo build -p \
+             invar-soft-verbs`, or name it with --library"
+        ))
+    })
+}

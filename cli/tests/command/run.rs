@@ -1,0 +1,49 @@
+//! `invar run` gives a program the library.
+
+use std::fs;
+use std::path::PathBuf;
+
+use super::run;
+
+/// A file that stands for the library. The loader tells of a file that is no library, and goes on without
+/// it.
+fn library(name: &str) -> PathBuf {
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
+    let path = folder.join(format!("{}-{name}", std::process::id()));
+    fs::write(&path, "").unwrap();
+    path
+}
+
+#[test]
+fn a_missing_library_or_program_is_named() {
+    let outcome = run(&["run", "--library", "/nowhere/x.so", "--", "true"]);
+    assert_eq!(outcome.status, Some(2));
+    assert_eq!(outcome.line(), "invar: --library /nowhere/x.so: no such file");
+    let there = library("there.so");
+    let outcome =
+        run(&["run", "--library", there.to_str().unwrap(), "--", "/nowhere/program", "-x"]);
+    assert_eq!(outcome.status, Some(3));
+    assert_eq!(outcome.line(), "invar: /nowhere/program: no such program");
+    fs::remove_file(there).unwrap();
+}
+
+#[test]
+fn a_path_that_the_loader_would_split_is_refused() {
+    let split = library("a b.so");
+    let outcome = run(&["run", "--library", split.to_str().unwrap(), "--", "true"]);
+    assert_eq!(outcome.status, Some(3));
+    assert!(outcome.line().contains("no path with a space or colon"), "{}", outcome.line());
+    fs::remove_file(split).unwrap();
+}
+
+#[test]
+fn the_program_gets_its_arguments_and_the_library_and_its_status_is_returned() {
+    let there = library("env.so");
+    let path = there.to_str().unwrap();
+    let script = "echo \"$LD_PRELOAD\" \"$1\"; exit 7";
+    let outcome = run(&["run", "--library", path, "--", "sh", "-c", script, "sh", "--an argument"]);
+    assert_eq!(outcome.status, Some(7), "{}", outcome.stderr);
+    let shown = there.canonicalize().unwrap();
+    assert_eq!(outcome.stdout.trim_end(), format!("{} --an argument", shown.display()));
+    fs::remove_file(there).unwrap();
+}

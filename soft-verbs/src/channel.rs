@@ -1,0 +1,54 @@
+//! Completion channels.
+
+use std::ffi::c_int;
+use std::sync::Arc;
+
+use invar_verbs::sys::ibv_context;
+use invar_verbs::sys::provider::ibv_comp_channel;
+
+use crate::device::Context;
+use crate::errno;
+use crate::events::EventQueue;
+use crate::object::{self, Kind, Object};
+
+versions! {
+    "IBVERBS_1.0":
+        ibv_create_comp_channel ibv_destroy_comp_channel;
+}
+
+/// A completion channel.
+#[repr(C)]
+pub(crate) struct Channel {
+    base: ibv_comp_channel,
+    /// The completion queues that raised events, as addresses.
+    pub(crate) events: Arc<EventQueue<usize>>,
+}
+
+// SAFETY: `base` is the first field.
+unsafe impl Object for Channel {
+    type Base = ibv_comp_channel;
+    const KIND: Kind = Kind::Channel;
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ibv_create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
+    if let Err(errno) = object::get::<Context>(context) {
+        return errno::null(errno);
+    }
+    match EventQueue::new() {
+        Ok(events) => {
+            let base = ibv_comp_channel { context, fd: events.fd(), refcnt: 0 };
+            object::give(Channel { base, events: Arc::new(events) })
+        }
+        Err(error) => errno::null(error.raw_os_error().unwrap_or(libc::EMFILE)),
+    }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
+    let unused = |channel: &Channel| match Arc::strong_count(&channel.events) {
+        1 => Ok(()),
+        _ => Err(libc::EBUSY),
+    };
+    errno::status(object::take::<Channel>(channel, unused).map(drop))
+}

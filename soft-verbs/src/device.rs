@@ -1,0 +1,290 @@
+//! Devices: the list, and their attributes.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::{io, mem, process, ptr};
+
+use invar_core::param::AddressFamily;
+use invar_core::roce::qp::RD_ATOMIC_MAX;
+use invar_linux::soft::device::{CQ_DEPTH_MAX, SGES_MAX, WORK_REQUESTS_MAX};
+use invar_linux::soft::{self, SoftConfig, SoftNic, shared_ports};
+use invar_verbs::sys::provider::*;
+use invar_verbs::sys::{ibv_context, verbs_context};
+
+use crate::errno;
+use crate::events::EventQueue;
+use crate::object::{self, Kind, Object};
+
+versions! {
+    "IBVERBS_1.1":
+        ibv_free_device_list ibv_get_device_guid ibv_get_device_list ibv_get_device_name ibv_query_device;
+    "IBVERBS_1.9":
+        ibv_get_device_index;
+}
+
+/// A device. It lives as long as the process, because programs keep pointers.
+#[repr(C)]
+pub(crate) struct Device {
+    base: ibv_device,
+    address: SocketAddr,
+    /// Index of the interface's device in the list, which `ibv_get_device_index` returns.
+    index: c_int,
+    open: Mutex<Open>,
+}
+
+// SAFETY: `base` is never written after its creation.
+unsafe impl Sync for Device {}
+// SAFETY: nothing in it belongs to a thread.
+unsafe impl Send for Device {}
+
+/// The NIC of a device, while the device is open.
+#[derive(Default)]
+struct Open {
+    nic: Option<SoftNic>,
+    /// The process that opened it. A fork has the memory of its parent's NIC, but not the thread.
+    process: u32,
+    contexts: usize,
+}
+
+/// An open device.
+#[repr(C)]
+pub(crate) struct Context {
+    pub(crate) base: verbs_context,
+    pub(crate) device: &'static Device,
+    pub(crate) nic: SoftNic,
+    pub(crate) events: Arc<EventQueue<u32>>,
+}
+
+// SAFETY: the program's pointer names `context`, at the end of `base`, which is the first field.
+unsafe impl Object for Context {
+    type Base = ibv_context;
+    const KIND: Kind = Kind::Context;
+    const OFFSET: usize = mem::offset_of!(Context, base.context);
+}
+
+/// Copies text into a field of the header. A text that is too long loses its end.
+fn text<const N: usize>(text: &str) -> [c_char; N] {
+    let mut field = [0; N];
+    for (to, from) in field.iter_mut().zip(text.bytes()).take(N - 1) {
+        *to = from as c_char;
+    }
+    field
+}
+
+impl Device {
+    fn new(config: &SoftConfig, index: c_int) -> Self {
+        // SAFETY: the structure has pointers and integers, for which zero is valid.
+        let mut base: ibv_device = unsafe { mem::zeroed() };
+        base.node_type = IBV_NODE_CA;
+        base.transport_type = IBV_TRANSPORT_IB;
+        base.name = text(&config.name);
+        base.dev_name = text(&format!("uverbs{index}"));
+        base.dev_path = text(&format!("/sys/class/infiniband_verbs/uverbs{index}"));
+        base.ibdev_path = text(&format!("/sys/class/infiniband/{}", config.name));
+        Device { base, address: config.address, index, open: Mutex::default() }
+    }
+
+    fn name(&self) -> &CStr {
+        // SAFETY: `text` leaves a NUL at the end.
+        unsafe { CStr::from_ptr(self.base.name.as_ptr()) }
+    }
+
+    /// A locally administered identifier that depends on the address alone.
+    pub(crate) fn guid(&self) -> u64 {
+        let bytes: &[u8] = match &self.address.ip() {
+            IpAddr::V4(ip) => &ip.octets(),
+            IpAddr::V6(ip) => &ip.octets(),
+        };
+        // FNV-1a.
+        let hash = bytes.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+            (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+        });
+        (0x02 << 56 | hash >> 8).to_be()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Open> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Opens the device: all contexts of a process share a NIC.
+    pub(crate) fn open(&self) -> io::Result<SoftNic> {
+        let mut open = self.lock();
+        let process = process::id();
+        if open.process != process {
+            // The parent's NIC cannot be closed from here: its thread is in the parent.
+            mem::forget(mem::take(&mut *open));
+            open.process = process;
+        }
+        let nic = match &open.nic {
+            Some(nic) => nic.clone(),
+            None => {
+                let name = self.name().to_string_lossy();
+                let mut config = SoftConfig::new(name, self.address);
+                (config.ports, config.numbers_tell_port) = (shared_ports::ports(), true);
+                let nic = without_signals(|| SoftNic::open(&config))?;
+                open.nic.insert(nic).clone()
+            }
+        };
+        open.contexts += 1;
+        Ok(nic)
+    }
+
+    pub(crate) fn close(&self) {
+        let mut open = self.lock();
+        if open.process == process::id() {
+            open.contexts = open.contexts.saturating_sub(1);
+            if open.contexts == 0 {
+                open.nic = None;
+            }
+        }
+    }
+}
+
+/// Runs `start` with all signals blocked: a thread that it starts never runs the program's handlers.
+fn without_signals<R>(start: impl FnOnce() -> R) -> R {
+    // SAFETY: the sets are valid places for both calls, which change the signals of this thread alone.
+    unsafe {
+        let (mut all, mut before) = (mem::zeroed(), mem::zeroed());
+        libc::sigfillset(&mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before);
+        let result = start();
+        libc::pthread_sigmask(libc::SIG_SETMASK, &before, ptr::null_mut());
+        result
+    }
+}
+
+/// The devices that exist now, each under the address that it had before.
+fn devices() -> io::Result<Vec<&'static Device>> {
+    static KNOWN: Mutex<Vec<&'static Device>> = Mutex::new(Vec::new());
+    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    let found = soft::devices(AddressFamily::Any)?;
+    let devices = found.iter().zip(0..).map(|(config, index)| {
+        let device = Device::new(config, index);
+        let same = |other: &&&Device| {
+            other.address == device.address && other.base.name == device.base.name
+        };
+        if let Some(device) = known.iter().find(same) {
+            return *device;
+        }
+        let device: &'static Device = Box::leak(Box::new(device));
+        known.push(device);
+        device
+    });
+    Ok(devices.collect())
+}
+
+/// The device that a pointer names.
+///
+/// # Safety
+/// The pointer is one of a device list.
+pub(crate) unsafe fn device(device: *mut ibv_device) -> &'static Device {
+    // SAFETY: every device of a list is a `Device` and lives as long as the process.
+    unsafe { &*device.cast::<Device>() }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv_device {
+    let devices = match devices() {
+        Ok(devices) => devices,
+        Err(error) => return errno::null(error.raw_os_error().unwrap_or(libc::EIO)),
+    };
+    // SAFETY: the call has no preconditions; it returns zeroed memory or null.
+    let list = unsafe { libc::calloc(devices.len() + 1, size_of::<*mut ibv_device>()) };
+    let list = list.cast::<*mut ibv_device>();
+    if list.is_null() {
+        return errno::null(libc::ENOMEM);
+    }
+    for (at, device) in devices.iter().enumerate() {
+        // SAFETY: the list has room for all devices and a null.
+        unsafe { list.add(at).write(ptr::from_ref(*device).cast_mut().cast()) };
+    }
+    if !count.is_null() {
+        // SAFETY: the caller gives null or a place for the number.
+        unsafe { count.write(devices.len() as c_int) };
+    }
+    list
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ibv_free_device_list(list: *mut *mut ibv_device) {
+    // SAFETY: `ibv_get_device_list` allocated the list by `calloc`.
+    unsafe { libc::free(list.cast()) };
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ibv_get_device_name(of: *mut ibv_device) -> *const c_char {
+    // SAFETY: the caller gives a device of the list.
+    unsafe { device(of) }.base.name.as_ptr()
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ibv_get_device_index(of: *mut ibv_device) -> c_int {
+    // SAFETY: the caller gives a device of the list.
+    unsafe { device(of) }.index
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ibv_get_device_guid(of: *mut ibv_device) -> u64 {
+    // SAFETY: the caller gives a device of the list.
+    unsafe { device(of) }.guid()
+}
+
+fn attributes(device: &Device) -> ibv_device_attr {
+    let queue_pairs = 1 << 13;
+    // SAFETY: the structure has integers alone, for which zero is valid.
+    let mut attr: ibv_device_attr = unsafe { mem::zeroed() };
+    attr.fw_ver = text(env!("CARGO_PKG_VERSION"));
+    attr.node_guid = device.guid();
+    attr.sys_image_guid = device.guid();
+    attr.max_mr_size = isize::MAX as u64;
+    attr.page_size_cap = 0xffff_f000;
+    attr.max_qp = queue_pairs;
+    attr.max_qp_wr = WORK_REQUESTS_MAX as c_int;
+    attr.device_cap_flags =
+        IBV_DEVICE_CURR_QP_STATE_MOD | IBV_DEVICE_SYS_IMAGE_GUID | IBV_DEVICE_RC_RNR_NAK_GEN;
+    attr.max_sge = SGES_MAX as c_int;
+    attr.max_sge_rd = SGES_MAX as c_int;
+    attr.max_cq = 1 << 20;
+    attr.max_cqe = CQ_DEPTH_MAX as c_int;
+    attr.max_mr = soft::device::REGIONS_MAX as c_int;
+    attr.max_pd = 1 << 20;
+    attr.max_qp_rd_atom = RD_ATOMIC_MAX.into();
+    attr.max_qp_init_rd_atom = RD_ATOMIC_MAX.into();
+    attr.max_res_rd_atom = queue_pairs * c_int::from(RD_ATOMIC_MAX);
+    attr.max_pkeys = 1;
+    attr.local_ca_ack_delay = 15;
+    attr.phys_port_cnt = 1;
+    attr
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ibv_query_device(context: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int {
+    errno::status(object::get::<Context>(context).map(|context| {
+        // SAFETY: the caller gives a place for the attributes.
+        unsafe { attr.write(attributes(context.device)) };
+    }))
+}
+
+pub(crate) unsafe extern "C" fn query_device_ex(
+    context: *mut ibv_context,
+    _: *const c_void,
+    attr: *mut ibv_device_attr_ex,
+    size: usize,
+) -> c_int {
+    let Ok(context) = object::get::<Context>(context) else { return libc::EINVAL };
+    if size < size_of::<ibv_device_attr>() {
+        return libc::EINVAL;
+    }
+    // SAFETY: the structure has integers alone, for which zero is valid.
+    let mut known: ibv_device_attr_ex = unsafe { mem::zeroed() };
+    known.orig_attr = attributes(context.device);
+    known.phys_port_cnt_ex = 1;
+    // SAFETY: the caller gives room for `size` bytes. Bytes that we do not know are 0.
+    unsafe {
+        ptr::write_bytes(attr.cast::<u8>(), 0, size);
+        let bytes = ptr::from_ref(&known).cast::<u8>();
+        ptr::copy_nonoverlapping(bytes, attr.cast(), size.min(size_of_val(&known)));
+    }
+    0
+}

@@ -1,0 +1,39 @@
+//! A `libibverbs.so.1` whose devices are Invar's software NICs.
+//!
+//! A program that is written for libibverbs runs on it unchanged, without RDMA hardware, kernel module or
+//! root. `invar run` gives the library to a program. `docs/soft-verbs.md` says what works.
+//!
+//! ```text
+//! program            ibv_*, the operations of ibv_context
+//!   device.rs        list, attributes              open.rs      operations
+//!   query.rs         ports, GIDs                   memory.rs    domains, regions
+//!   events.rs        queues of events              channel.rs   completion channels
+//!   completion.rs    completion queues             queue_pair.rs, transition.rs, post.rs
+//!   refused.rs       what is not supported         provider.rs  what drivers of rdma-core import
+//! invar_linux::soft  SoftNic, one for each device and process
+//! ```
+//!
+//! **Peers.** A program tells its peer a GID and a queue pair number. The number tells the UDP port
+//! ([`invar_linux::soft::shared_ports`]).
+//!
+//! **Handles.** Calls that create, change and destroy objects check that a pointer names a living object
+//! of the right kind (`object.rs`). Posts and polls trust their pointer, as rdma-core does.
+
+#[macro_use]
+mod symbols;
+
+mod channel;
+mod completion;
+mod device;
+mod errno;
+mod events;
+mod memory;
+mod names;
+mod object;
+mod open;
+mod post;
+mod provider;
+mod query;
+mod queue_pair;
+mod refused;
+mod transition;

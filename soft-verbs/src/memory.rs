@@ -1,0 +1,176 @@
+//! Protection domains and memory regions.
+
+use std::ffi::{c_int, c_void};
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+
+use invar_core::nic::{Access, MemoryKeys, Nic};
+use invar_linux::memory::HostMemory;
+use invar_linux::soft::{self, SoftNic};
+use invar_verbs::sys::provider::{
+    IBV_ACCESS_HUGETLB, IBV_ACCESS_OPTIONAL_RANGE, IBV_ACCESS_ZERO_BASED, ibv_pd,
+};
+use invar_verbs::sys::{ibv_context, ibv_mr};
+use rustix::io::Errno;
+use rustix::mm::{Advice, madvise};
+
+use crate::device::Context;
+use crate::errno;
+use crate::object::{self, Kind, Object};
+
+versions! {
+    "IBVERBS_1.1":
+        ibv_alloc_pd ibv_dealloc_pd ibv_dereg_mr ibv_reg_mr;
+    "IBVERBS_1.7":
+        ibv_reg_mr_iova;
+    "IBVERBS_1.8":
+        ibv_reg_mr_iova2;
+}
+
+/// A protection domain.
+#[repr(C)]
+pub(crate) struct Pd {
+    base: ibv_pd,
+    pub(crate) nic: SoftNic,
+    /// Regions and queue pairs share this.
+    pub(crate) domain: Arc<soft::Pd>,
+}
+
+/// A memory region.
+#[repr(C)]
+struct Mr {
+    base: ibv_mr,
+    /// Ends the region before the domain may end.
+    _region: soft::Mr,
+    _domain: Arc<soft::Pd>,
+}
+
+// SAFETY: `base` is the first field.
+unsafe impl Object for Pd {
+    type Base = ibv_pd;
+    const KIND: Kind = Kind::Pd;
+}
+
+// SAFETY: `base` is the first field.
+unsafe impl Object for Mr {
+    type Base = ibv_mr;
+    const KIND: Kind = Kind::Mr;
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
+    let alloc = || {
+        let nic = object::get::<Context>(context)?.nic.clone();
+        let domain = Arc::new(nic.alloc_pd().map_err(errno::of)?);
+        Ok(object::give(Pd { base: ibv_pd { context, handle: 0 }, nic, domain }))
+    };
+    alloc().unwrap_or_else(errno::null)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
+    let unused = |pd: &Pd| match Arc::strong_count(&pd.domain) {
+        1 => Ok(()),
+        _ => Err(libc::EBUSY),
+    };
+    errno::status(object::take::<Pd>(pd, unused).map(drop))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ibv_reg_mr(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> *mut ibv_mr {
+    ibv_reg_mr_iova2(pd, addr, length, addr.addr() as u64, access as u32)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ibv_reg_mr_iova(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    iova: u64,
+    access: c_int,
+) -> *mut ibv_mr {
+    ibv_reg_mr_iova2(pd, addr, length, iova, access as u32)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ibv_reg_mr_iova2(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    iova: u64,
+    access: u32,
+) -> *mut ibv_mr {
+    register(pd, addr, length, iova, access).unwrap_or_else(errno::null)
+}
+
+fn register(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    iova: u64,
+    flags: u32,
+) -> Result<*mut ibv_mr, c_int> {
+    let domain = object::get::<Pd>(pd)?;
+    let ignored = IBV_ACCESS_HUGETLB | IBV_ACCESS_OPTIONAL_RANGE;
+    let known = Access::all().bits() | IBV_ACCESS_ZERO_BASED | ignored;
+    if flags & !known != 0 {
+        return Err(libc::EOPNOTSUPP);
+    }
+    let access = Access::from_bits_truncate(flags & !ignored);
+    let iova = if flags & IBV_ACCESS_ZERO_BASED != 0 { 0 } else { iova };
+    let (Some(start), 1..) = (NonNull::new(addr.cast::<u8>()), length) else {
+        return Err(libc::EINVAL);
+    };
+    populate(addr, length, access)?;
+    // SAFETY: the memory is mapped and accessible, as `populate` found. The program keeps it so until
+    // it deregisters the region, and heeds the verbs' rules on memory that is in use.
+    let memory = unsafe { HostMemory::from_raw(start, length, ()) };
+    let region = domain.nic.reg_mr_at(&domain.domain, &memory, iova, access).map_err(errno::of)?;
+    let (lkey, rkey) = (region.lkey(), region.rkey());
+    let context = domain.base.context;
+    let base = ibv_mr { context, pd: pd.cast(), addr, length, handle: 0, lkey, rkey };
+    Ok(object::give(Mr { base, _region: region, _domain: Arc::clone(&domain.domain) }))
+}
+
+/// Makes the kernel map the pages with the rights that transfers need, so that no transfer faults.
+///
+/// # Errors
+/// `EFAULT` or `ENOMEM`: not all of the range is memory with these rights.
+fn populate(addr: *mut c_void, length: usize, access: Access) -> Result<(), c_int> {
+    let page = invar_linux::env::page_size();
+    let start = addr.addr() / page * page;
+    let end = addr.addr().checked_add(length).ok_or(libc::EINVAL)?;
+    let len = end.checked_next_multiple_of(page).ok_or(libc::EINVAL)? - start;
+    let advice = match access.contains(Access::LOCAL_WRITE) {
+        true => Advice::LinuxPopulateWrite,
+        false => Advice::LinuxPopulateRead,
+    };
+    // SAFETY: to populate pages changes no content.
+    match unsafe { madvise(addr.with_addr(start), len, advice) } {
+        Ok(()) => Ok(()),
+        Err(Errno::INVAL) if can_populate() => Err(libc::EFAULT),
+        // Linux before 5.14 does not know this advice.
+        Err(Errno::INVAL) => Ok(()),
+        Err(error) => Err(error.raw_os_error()),
+    }
+}
+
+/// Whether the kernel takes the advice for memory that surely has the rights.
+fn can_populate() -> bool {
+    let byte = 0u8;
+    let here = ptr::from_ref(&byte).cast_mut().cast::<c_void>();
+    let page = invar_linux::env::page_size();
+    let start = here.with_addr(here.addr() / page * page);
+    // SAFETY: to populate pages changes no content.
+    unsafe { madvise(start, page, Advice::LinuxPopulateRead) }.is_ok()
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
+    errno::status(object::take::<Mr>(mr, |_| Ok(())).map(drop))
+}

@@ -1,0 +1,86 @@
+//! Open devices: their operations, and their asynchronous events.
+
+use std::ffi::c_int;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::{io, mem, ptr};
+
+use invar_verbs::sys::provider::ibv_device;
+use invar_verbs::sys::{VERBS_ABI_IS_EXTENDED, ibv_async_event, ibv_context, verbs_context};
+
+use crate::device::{self, Context};
+use crate::events::EventQueue;
+use crate::object;
+use crate::{completion, errno, post, query, queue_pair, refused};
+
+versions! {
+    "IBVERBS_1.1":
+        ibv_ack_async_event ibv_close_device ibv_get_async_event ibv_open_device;
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ibv_open_device(of: *mut ibv_device) -> *mut ibv_context {
+    // SAFETY: the caller gives a device of the list.
+    let opened = unsafe { device::device(of) };
+    let open = || Ok::<_, io::Error>((EventQueue::new()?, opened.open()?));
+    let (events, nic) = match open() {
+        Ok(open) => open,
+        Err(error) => return errno::null(error.raw_os_error().unwrap_or(libc::EADDRINUSE)),
+    };
+    let base = operations(of, events.fd());
+    object::give(Context { base, device: opened, nic, events: Arc::new(events) })
+}
+
+fn operations(of: *mut ibv_device, async_fd: RawFd) -> verbs_context {
+    // SAFETY: the structure has pointers, functions that may be absent, and integers, for which zero is
+    // valid.
+    let mut base: verbs_context = unsafe { mem::zeroed() };
+    base.sz = size_of::<verbs_context>();
+    base.query_port = Some(query::query_port);
+    base.query_device_ex = Some(device::query_device_ex);
+    base.create_qp_ex = Some(queue_pair::create_qp_ex);
+    let context = &mut base.context;
+    context.device = of.cast();
+    context.cmd_fd = -1;
+    context.async_fd = async_fd;
+    context.num_comp_vectors = 1;
+    context.ops.poll_cq = Some(completion::poll_cq);
+    context.ops.req_notify_cq = Some(completion::req_notify_cq);
+    context.ops.post_srq_recv = Some(refused::post_srq_recv);
+    context.ops.post_send = Some(post::post_send);
+    context.ops.post_recv = Some(post::post_recv);
+    context.abi_compat = ptr::without_provenance_mut(VERBS_ABI_IS_EXTENDED);
+    base
+}
+
+/// Closes a context. Objects that the program left keep working until it destroys them.
+#[unsafe(no_mangle)]
+extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
+    let closed = object::take::<Context>(context, |_| Ok(()));
+    errno::status(closed.map(|context| context.device.close()))
+}
+
+/// Waits for an asynchronous event.
+#[unsafe(no_mangle)]
+extern "C" fn ibv_get_async_event(context: *mut ibv_context, event: *mut ibv_async_event) -> c_int {
+    let events = match object::get::<Context>(context) {
+        Ok(context) => Arc::clone(&context.events),
+        Err(errno) => return errno::minus_one(errno),
+    };
+    match events.next() {
+        Ok(port_event) => {
+            // SAFETY: the structure has a union of a pointer and an integer, and an integer. Zero is
+            // valid for all of them.
+            let mut made: ibv_async_event = unsafe { mem::zeroed() };
+            made.event_type = port_event;
+            made.element.port_num = 1;
+            // SAFETY: the caller gives a place for the event.
+            unsafe { event.write(made) };
+            0
+        }
+        Err(errno) => errno::minus_one(errno),
+    }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ibv_ack_async_event(_: *mut ibv_async_event) {}

@@ -1,0 +1,139 @@
+//! `ibv_post_send` and `ibv_post_recv`.
+
+use std::ffi::c_int;
+use std::ptr;
+use std::slice;
+
+use invar_core::nic::{RecvWr, SendFlags, SendOpcode, SendWr, Sge};
+use invar_linux::soft::Posting;
+use invar_verbs::sys::{ibv_qp, ibv_recv_wr, ibv_send_wr, ibv_sge};
+
+use crate::errno;
+use crate::object;
+use crate::queue_pair::Qp;
+
+pub(crate) unsafe extern "C" fn post_send(
+    qp: *mut ibv_qp,
+    mut wr: *mut ibv_send_wr,
+    bad_wr: *mut *mut ibv_send_wr,
+) -> c_int {
+    // SAFETY: the caller gives a living queue pair.
+    let qp = unsafe { object::trusted::<Qp>(qp.cast()) };
+    let posted = qp.nic.post_sends(&qp.pair, |posting| {
+        while !wr.is_null() {
+            // SAFETY: the caller gives a chain of valid requests.
+            let request = unsafe { &*wr };
+            send(qp, request, posting)?;
+            wr = request.next;
+        }
+        Ok(())
+    });
+    refuse(posted, wr, bad_wr)
+}
+
+pub(crate) unsafe extern "C" fn post_recv(
+    qp: *mut ibv_qp,
+    mut wr: *mut ibv_recv_wr,
+    bad_wr: *mut *mut ibv_recv_wr,
+) -> c_int {
+    // SAFETY: the caller gives a living queue pair.
+    let qp = unsafe { object::trusted::<Qp>(qp.cast()) };
+    let posted = qp.nic.post_recvs(&qp.pair, |posting| {
+        while !wr.is_null() {
+            // SAFETY: the caller gives a chain of valid requests.
+            let request = unsafe { &*wr };
+            recv(qp, request, posting)?;
+            wr = request.next;
+        }
+        Ok(())
+    });
+    refuse(posted, wr, bad_wr)
+}
+
+/// Names the first request that was not posted.
+fn refuse<T>(posted: Result<(), c_int>, wr: *mut T, bad_wr: *mut *mut T) -> c_int {
+    if posted.is_err() && !bad_wr.is_null() {
+        // SAFETY: the caller gives a place for the pointer.
+        unsafe { bad_wr.write(wr) };
+    }
+    errno::status(posted)
+}
+
+/// The buffers of a request.
+///
+/// # Safety
+/// `list` has `count` buffers.
+unsafe fn buffers<'a>(list: *mut ibv_sge, count: c_int, most: u32) -> Result<&'a [Sge], c_int> {
+    match u32::try_from(count) {
+        Ok(0) => Ok(&[]),
+        Ok(count) if count <= most => {
+            // SAFETY: the caller vouches for the list. Core's `Sge` has the layout of `ibv_sge`, which
+            // the adapter's `sys/tests.rs` checks against the header.
+            Ok(unsafe { slice::from_raw_parts(list.cast::<Sge>(), count as usize) })
+        }
+        _ => Err(libc::EINVAL),
+    }
+}
+
+fn opcode(code: u32) -> Result<SendOpcode, c_int> {
+    use SendOpcode::{RdmaRead, RdmaWrite, RdmaWriteWithImm, Send, SendWithImm};
+    let known = [RdmaWrite, RdmaWriteWithImm, Send, SendWithImm, RdmaRead];
+    known.into_iter().find(|opcode| *opcode as u32 == code).ok_or(libc::EOPNOTSUPP)
+}
+
+#[inline]
+fn send(qp: &Qp, request: &ibv_send_wr, posting: &mut Posting<'_>) -> Result<(), c_int> {
+    // SAFETY: the caller of `post_send` gives valid requests.
+    let list = unsafe { buffers(request.sg_list, request.num_sge, qp.cap.max_send_sge) }?;
+    let mut flags = SendFlags::from_bits(request.send_flags).ok_or(libc::EOPNOTSUPP)?;
+    flags.set(SendFlags::SIGNALED, qp.signals_all || flags.contains(SendFlags::SIGNALED));
+    let mut wr = SendWr {
+        wr_id: request.wr_id,
+        opcode: opcode(request.opcode)?,
+        flags,
+        imm_data: request.imm_data,
+        remote_addr: request.remote_addr,
+        rkey: request.rkey,
+        ..SendWr::default()
+    };
+    let posted = if flags.contains(SendFlags::INLINE) {
+        let length = list.iter().try_fold(0u32, |sum, sge| sum.checked_add(sge.length));
+        wr.sge.length = length.ok_or(libc::EINVAL)?;
+        posting.send_filled(&wr, |bytes| fill(bytes, list))
+    } else {
+        match list {
+            [] => posting.send(&wr),
+            [sge] => {
+                wr.sge = *sge;
+                posting.send(&wr)
+            }
+            _ => posting.send_list(&wr, list),
+        }
+    };
+    posted.map_err(errno::of)
+}
+
+/// Copies inline data, which together has the length of `bytes`.
+fn fill(bytes: &mut [u8], list: &[Sge]) {
+    let mut rest = bytes;
+    for sge in list {
+        let (room, behind) = rest.split_at_mut(sge.length as usize);
+        let from = ptr::with_exposed_provenance::<u8>(sge.addr as usize);
+        // SAFETY: the caller of `post_send` gives valid buffers, and `room` has the buffer's length.
+        unsafe { ptr::copy_nonoverlapping(from, room.as_mut_ptr(), room.len()) };
+        rest = behind;
+    }
+}
+
+#[inline]
+fn recv(qp: &Qp, request: &ibv_recv_wr, posting: &mut Posting<'_>) -> Result<(), c_int> {
+    // SAFETY: the caller of `post_recv` gives valid requests.
+    let list = unsafe { buffers(request.sg_list, request.num_sge, qp.cap.max_recv_sge) }?;
+    let wr = RecvWr { wr_id: request.wr_id, ..RecvWr::default() };
+    let posted = match list {
+        [] => posting.recv(&wr),
+        [sge] => posting.recv(&RecvWr { sge: *sge, ..wr }),
+        _ => posting.recv_list(&wr, list),
+    };
+    posted.map_err(errno::of)
+}

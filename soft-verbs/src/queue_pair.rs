@@ -1,0 +1,151 @@
+//! Queue pairs: creation, attributes and destruction.
+
+use std::ffi::c_int;
+use std::mem;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use invar_core::nic::{QpCap, QpState};
+use invar_linux::soft::{self, QpSizes, SoftNic};
+use invar_verbs::sys::provider::{
+    IBV_QP_INIT_ATTR_CREATE_FLAGS, IBV_QP_INIT_ATTR_PD, ibv_pd, ibv_qp, ibv_qp_init_attr_ex,
+};
+use invar_verbs::sys::{
+    IBV_QPS_ERR, IBV_QPS_INIT, IBV_QPS_RESET, IBV_QPS_RTR, IBV_QPS_RTS, IBV_QPS_SQD, IBV_QPT_RC,
+    ibv_context, ibv_qp_attr, ibv_qp_cap, ibv_qp_init_attr,
+};
+
+use crate::completion::Cq;
+use crate::errno;
+use crate::memory::Pd;
+use crate::object::{self, Kind, Object};
+
+versions! {
+    "IBVERBS_1.1":
+        ibv_create_qp ibv_destroy_qp ibv_query_qp;
+}
+
+/// A queue pair.
+#[repr(C)]
+pub(crate) struct Qp {
+    pub(crate) base: ibv_qp,
+    pub(crate) nic: SoftNic,
+    pub(crate) pair: soft::Qp,
+    /// Each send asks for a completion.
+    pub(crate) signals_all: bool,
+    pub(crate) cap: ibv_qp_cap,
+    /// The attributes as the program set them.
+    pub(crate) attr: Mutex<ibv_qp_attr>,
+    _domain: Arc<soft::Pd>,
+    _queues: [Arc<soft::Cq>; 2],
+}
+
+// SAFETY: `base` is the first field.
+unsafe impl Object for Qp {
+    type Base = ibv_qp;
+    const KIND: Kind = Kind::Qp;
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ibv_create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *mut ibv_qp {
+    // SAFETY: the caller gives valid attributes.
+    create(pd, unsafe { &mut *init }).unwrap_or_else(errno::null)
+}
+
+pub(crate) unsafe extern "C" fn create_qp_ex(
+    _: *mut ibv_context,
+    init: *mut ibv_qp_init_attr_ex,
+) -> *mut invar_verbs::sys::ibv_qp {
+    // SAFETY: the caller gives valid attributes, with the fields that `comp_mask` names.
+    let (mask, create_flags, pd) = unsafe { ((*init).comp_mask, (*init).create_flags, (*init).pd) };
+    let has_flags = mask & IBV_QP_INIT_ATTR_CREATE_FLAGS != 0 && create_flags != 0;
+    if mask & !(IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS) != 0 || has_flags {
+        return errno::null(libc::EOPNOTSUPP);
+    }
+    if mask & IBV_QP_INIT_ATTR_PD == 0 {
+        return errno::null(libc::EINVAL);
+    }
+    // The extended attributes begin with the others.
+    ibv_create_qp(pd.cast(), init.cast()).cast()
+}
+
+fn create(pd: *mut ibv_pd, init: &mut ibv_qp_init_attr) -> Result<*mut ibv_qp, c_int> {
+    let domain = object::get::<Pd>(pd)?;
+    let ibv_qp_init_attr { qp_context, send_cq, recv_cq, srq, .. } = *init;
+    if init.qp_type != IBV_QPT_RC || !srq.is_null() {
+        return Err(libc::EOPNOTSUPP);
+    }
+    let queues = [send_cq, recv_cq].map(|cq| object::get::<Cq>(cq.cast()));
+    let [send, recv] = [queues[0]?, queues[1]?];
+    // A queue pair without buffers would be of no use.
+    init.cap.max_send_sge = init.cap.max_send_sge.max(1);
+    init.cap.max_recv_sge = init.cap.max_recv_sge.max(1);
+    let cap = init.cap;
+    let ibv_qp_cap { max_send_wr, max_recv_wr, max_inline_data, .. } = cap;
+    let sizes = QpSizes {
+        cap: QpCap { max_send_wr, max_recv_wr, max_inline_data },
+        send_sges_max: cap.max_send_sge,
+        recv_sges_max: cap.max_recv_sge,
+    };
+    let (nic, cqs) = (domain.nic.clone(), (&*send.queue, &*recv.queue));
+    let pair = nic.create_qp_with(&domain.domain, cqs, &sizes).map_err(errno::of)?;
+    // SAFETY: the structures have pointers, integers, a mutex and a condition variable. Zero is valid for
+    // all of them.
+    let (mut base, mut attr): (ibv_qp, ibv_qp_attr) = unsafe { (mem::zeroed(), mem::zeroed()) };
+    // SAFETY: `get` found the domain.
+    base.context = unsafe { (*pd).context };
+    (base.qp_context, base.pd) = (qp_context, pd.cast());
+    (base.send_cq, base.recv_cq) = (send_cq, recv_cq);
+    (base.qp_num, base.qp_type) = (invar_core::nic::Nic::qp_num(&nic, &pair), init.qp_type);
+    attr.cap = cap;
+    Ok(object::give(Qp {
+        base,
+        nic,
+        pair,
+        signals_all: init.sq_sig_all != 0,
+        cap,
+        attr: Mutex::new(attr),
+        _domain: Arc::clone(&domain.domain),
+        _queues: [Arc::clone(&send.queue), Arc::clone(&recv.queue)],
+    }))
+}
+
+/// The verbs' code of a state.
+pub(crate) fn state_code(state: QpState) -> u32 {
+    match state {
+        QpState::Reset => IBV_QPS_RESET,
+        QpState::Init => IBV_QPS_INIT,
+        QpState::Rtr => IBV_QPS_RTR,
+        QpState::Rts => IBV_QPS_RTS,
+        QpState::Sqd => IBV_QPS_SQD,
+        QpState::Err => IBV_QPS_ERR,
+    }
+}
+
+/// Writes all attributes, whatever the mask asks for.
+#[unsafe(no_mangle)]
+extern "C" fn ibv_query_qp(
+    qp: *mut ibv_qp,
+    attr: *mut ibv_qp_attr,
+    _: c_int,
+    init: *mut ibv_qp_init_attr,
+) -> c_int {
+    errno::status(object::get::<Qp>(qp).map(|object| {
+        let mut known = *object.attr.lock().unwrap_or_else(PoisonError::into_inner);
+        known.qp_state = state_code(object.pair.state());
+        known.cur_qp_state = known.qp_state;
+        let ibv_qp { qp_context, send_cq, recv_cq, srq, qp_type, .. } = object.base;
+        let (cap, sq_sig_all) = (object.cap, object.signals_all.into());
+        let made = ibv_qp_init_attr { qp_context, send_cq, recv_cq, srq, cap, qp_type, sq_sig_all };
+        // SAFETY: the caller gives places for both; the state is a field of a living queue pair.
+        unsafe {
+            attr.write(known);
+            init.write(made);
+            (&raw mut (*qp).state).write(known.qp_state);
+        }
+    }))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
+    errno::status(object::take::<Qp>(qp, |_| Ok(())).map(drop))
+}

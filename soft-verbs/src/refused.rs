@@ -1,0 +1,116 @@
+//! Verbs that the software NIC does not support. They answer `EOPNOTSUPP`.
+
+use std::ffi::{c_int, c_void};
+
+use invar_verbs::sys::ibv_recv_wr;
+use invar_verbs::sys::provider::{IBV_REREG_MR_ERR_INPUT, ibv_srq};
+
+use crate::errno;
+
+versions! {
+    "IBVERBS_1.1":
+        ibv_attach_mcast ibv_create_ah ibv_create_ah_from_wc ibv_create_srq ibv_destroy_ah
+        ibv_destroy_srq ibv_detach_mcast ibv_dofork_range ibv_dontfork_range ibv_fork_init
+        ibv_init_ah_from_wc ibv_modify_srq ibv_query_srq ibv_rereg_mr ibv_resolve_eth_l2_from_gid;
+    "IBVERBS_1.6":
+        ibv_qp_to_qp_ex;
+    "IBVERBS_1.10":
+        ibv_import_device ibv_import_mr ibv_import_pd ibv_query_ece ibv_set_ece ibv_unimport_mr
+        ibv_unimport_pd;
+    "IBVERBS_1.12":
+        ibv_reg_dmabuf_mr;
+    "IBVERBS_1.13":
+        ibv_import_dm ibv_is_fork_initialized ibv_unimport_dm;
+    "IBVERBS_1.14":
+        ibv_query_qp_data_in_order;
+}
+
+/// Functions that return an object: they return null and set `errno`. They read no argument.
+macro_rules! without_object {
+    ($($name:ident)*) => { $(
+        #[unsafe(no_mangle)]
+        extern "C" fn $name() -> *mut c_void {
+            errno::null(libc::EOPNOTSUPP)
+        }
+    )* };
+}
+
+/// Functions that return an error number. They read no argument.
+macro_rules! without_effect {
+    ($($name:ident)*) => { $(
+        #[unsafe(no_mangle)]
+        extern "C" fn $name() -> c_int {
+            errno::status(Err(libc::EOPNOTSUPP))
+        }
+    )* };
+}
+
+without_object! {
+    ibv_create_srq ibv_create_ah ibv_create_ah_from_wc ibv_reg_dmabuf_mr
+    ibv_import_device ibv_import_pd ibv_import_mr ibv_import_dm
+    // The device cannot post through the extended interface: null says so.
+    ibv_qp_to_qp_ex
+}
+
+without_effect! {
+    ibv_modify_srq ibv_query_srq ibv_destroy_srq ibv_destroy_ah ibv_init_ah_from_wc
+    ibv_attach_mcast ibv_detach_mcast ibv_resolve_eth_l2_from_gid ibv_query_ece ibv_set_ece
+}
+
+pub(crate) unsafe extern "C" fn post_srq_recv(
+    _: *mut ibv_srq,
+    wr: *mut ibv_recv_wr,
+    bad_wr: *mut *mut ibv_recv_wr,
+) -> c_int {
+    if !bad_wr.is_null() {
+        // SAFETY: the caller gives a place for the pointer.
+        unsafe { bad_wr.write(wr) };
+    }
+    libc::EOPNOTSUPP
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ibv_rereg_mr() -> c_int {
+    errno::set(libc::EOPNOTSUPP);
+    IBV_REREG_MR_ERR_INPUT
+}
+
+/// Nothing was imported.
+#[unsafe(no_mangle)]
+extern "C" fn ibv_unimport_pd(_: *mut c_void) {}
+
+/// Nothing was imported.
+#[unsafe(no_mangle)]
+extern "C" fn ibv_unimport_mr(_: *mut c_void) {}
+
+/// Nothing was imported.
+#[unsafe(no_mangle)]
+extern "C" fn ibv_unimport_dm(_: *mut c_void) {}
+
+/// 0 promises no order of data.
+#[unsafe(no_mangle)]
+extern "C" fn ibv_query_qp_data_in_order() -> c_int {
+    0
+}
+
+/// Memory is not pinned, so a fork needs no care.
+#[unsafe(no_mangle)]
+extern "C" fn ibv_fork_init() -> c_int {
+    0
+}
+
+/// `IBV_FORK_UNNEEDED`
+#[unsafe(no_mangle)]
+extern "C" fn ibv_is_fork_initialized() -> c_int {
+    2
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ibv_dontfork_range(_: *mut c_void, _: usize) -> c_int {
+    0
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ibv_dofork_range(_: *mut c_void, _: usize) -> c_int {
+    0
+}

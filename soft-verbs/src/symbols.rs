@@ -1,0 +1,12 @@
+//! The versions of the library's symbols, as rdma-core assigns them. A program that was linked to
+//! rdma-core's library asks for a symbol of a version.
+
+/// Gives exported symbols of this module versions of `libibverbs.map`. The assembler wants the symbols and
+/// their versions in one object file, and the compiler puts each module into one.
+macro_rules! versions {
+    ($($version:literal: $($name:ident)*;)*) => { $($(
+        std::arch::global_asm!(concat!(
+            ".symver ", stringify!($name), ", ", stringify!($name), "@@", $version
+        ));
+    )*)* };
+}

@@ -1,0 +1,175 @@
+//! `ibv_modify_qp`: the attributes that each move of a reliable connection needs and takes.
+
+use std::ffi::c_int;
+use std::sync::PoisonError;
+
+use invar_core::nic::{
+    Access, AddressVector, Gid, Mtu, Nic, QpOptions, QpTransition, RtrAttr, RtsAttr,
+};
+use invar_linux::soft::shared_ports;
+use invar_verbs::sys::provider::{IBV_QP_CUR_STATE, IBV_QP_EN_SQD_ASYNC_NOTIFY, ibv_qp};
+use invar_verbs::sys::*;
+
+use crate::errno;
+use crate::object;
+use crate::queue_pair::{Qp, state_code};
+
+versions! {
+    "IBVERBS_1.1":
+        ibv_modify_qp;
+}
+
+const TO_INIT: c_int = IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
+const TO_RTR: c_int = IBV_QP_AV
+    | IBV_QP_PATH_MTU
+    | IBV_QP_DEST_QPN
+    | IBV_QP_RQ_PSN
+    | IBV_QP_MAX_DEST_RD_ATOMIC
+    | IBV_QP_MIN_RNR_TIMER;
+const TO_RTS: c_int =
+    IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC;
+/// Attributes that may change while a connection works.
+const WORKING: c_int = IBV_QP_ACCESS_FLAGS | IBV_QP_MIN_RNR_TIMER;
+
+/// The attributes that a move needs, and those that it also takes (IBTA table 91).
+fn masks(from: u32, to: u32) -> Result<(c_int, c_int), c_int> {
+    Ok(match (from, to) {
+        (_, IBV_QPS_RESET | IBV_QPS_ERR) => (0, 0),
+        (IBV_QPS_RESET, IBV_QPS_INIT) => (TO_INIT, 0),
+        (IBV_QPS_INIT, IBV_QPS_INIT) => (0, TO_INIT),
+        (IBV_QPS_INIT, IBV_QPS_RTR) => (TO_RTR, IBV_QP_ACCESS_FLAGS | IBV_QP_PKEY_INDEX),
+        (IBV_QPS_RTR, IBV_QPS_RTS) => (TO_RTS, WORKING),
+        (IBV_QPS_RTS | IBV_QPS_SQD, IBV_QPS_RTS) | (IBV_QPS_SQD, IBV_QPS_SQD) => (0, WORKING),
+        (IBV_QPS_RTS, IBV_QPS_SQD) => (0, IBV_QP_EN_SQD_ASYNC_NOTIFY),
+        _ => return Err(libc::EINVAL),
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {
+    // SAFETY: the caller gives attributes, and those of the mask are set. The others have integers.
+    errno::status(object::get::<Qp>(qp).and_then(|object| {
+        // SAFETY: the caller gives valid attributes.
+        let state = modify(object, unsafe { &*attr }, mask)?;
+        // SAFETY: the queue pair lives, and the program does not change it elsewhere meanwhile.
+        unsafe { (&raw mut (*qp).state).write(state) };
+        Ok(())
+    }))
+}
+
+fn modify(qp: &Qp, attr: &ibv_qp_attr, mask: c_int) -> Result<u32, c_int> {
+    let mut known = qp.attr.lock().unwrap_or_else(PoisonError::into_inner);
+    let from = state_code(qp.pair.state());
+    if mask & IBV_QP_CUR_STATE != 0 && attr.cur_qp_state != from {
+        return Err(libc::EINVAL);
+    }
+    let to = if mask & IBV_QP_STATE != 0 { attr.qp_state } else { from };
+    let (needed, taken) = masks(from, to)?;
+    let given = mask & !(IBV_QP_STATE | IBV_QP_CUR_STATE);
+    if given & needed != needed || given & !(needed | taken) != 0 {
+        return Err(libc::EINVAL);
+    }
+    let has = |flag| given & flag != 0;
+    if has(IBV_QP_PORT) && attr.port_num != 1 || has(IBV_QP_PKEY_INDEX) && attr.pkey_index != 0 {
+        return Err(libc::EINVAL);
+    }
+    let access = || Access::from_bits_truncate(attr.qp_access_flags);
+    let (mut new_access, mut new_timer) = (
+        has(IBV_QP_ACCESS_FLAGS).then(access),
+        has(IBV_QP_MIN_RNR_TIMER).then_some(attr.min_rnr_timer),
+    );
+    let move_ = match (from, to) {
+        (_, IBV_QPS_RESET) => Some(QpTransition::Reset),
+        (_, IBV_QPS_ERR) => Some(QpTransition::Err),
+        (IBV_QPS_RESET, _) => {
+            new_access = None;
+            Some(QpTransition::Init { pkey_index: 0, port_num: 1, access: access() })
+        }
+        (IBV_QPS_INIT, IBV_QPS_RTR) => {
+            new_timer = None;
+            Some(QpTransition::Rtr(rtr(qp, attr)?))
+        }
+        (IBV_QPS_RTR, _) => Some(QpTransition::Rts(RtsAttr {
+            timeout: attr.timeout,
+            retry_cnt: attr.retry_cnt,
+            rnr_retry: attr.rnr_retry,
+            sq_psn: attr.sq_psn,
+            max_rd_atomic: attr.max_rd_atomic,
+        })),
+        (IBV_QPS_RTS, IBV_QPS_SQD) => Some(QpTransition::Sqd),
+        (IBV_QPS_SQD, IBV_QPS_RTS) => Some(QpTransition::Resume),
+        _ => None,
+    };
+    if new_timer.is_some_and(|code| code > 31) {
+        return Err(libc::EINVAL);
+    }
+    if let Some(move_) = move_ {
+        qp.nic.modify_qp(&qp.pair, &move_).map_err(errno::of)?;
+    }
+    if new_access.is_some() || new_timer.is_some() {
+        qp.nic.update_qp(&qp.pair, new_access, new_timer).map_err(errno::of)?;
+    }
+    note(&mut known, attr, given);
+    Ok(to)
+}
+
+/// The peer's address. A queue pair number tells the port.
+fn rtr(qp: &Qp, attr: &ibv_qp_attr) -> Result<RtrAttr, c_int> {
+    let ibv_ah_attr { grh, is_global, port_num, sl, .. } = attr.ah_attr;
+    let port = qp.nic.query_port().map_err(errno::of)?;
+    let path_mtu = Mtu::from_code(attr.path_mtu).ok_or(libc::EINVAL)?;
+    let wrong = is_global == 0 || port_num != 1 || grh.sgid_index != 0;
+    if wrong || path_mtu > port.active_mtu {
+        return Err(libc::EINVAL);
+    }
+    let ah = AddressVector {
+        is_global: true,
+        dgid: Gid(grh.dgid.raw),
+        sgid_index: 0,
+        hop_limit: grh.hop_limit,
+        traffic_class: grh.traffic_class,
+        dlid: 0,
+        sl,
+        port_num: 1,
+        udp_port: shared_ports::port(attr.dest_qp_num),
+        udp_source_port: 0,
+    };
+    Ok(RtrAttr {
+        path_mtu,
+        long_mtu_bytes: 0,
+        dest_qp_num: attr.dest_qp_num,
+        rq_psn: attr.rq_psn,
+        max_dest_rd_atomic: attr.max_dest_rd_atomic,
+        min_rnr_timer: attr.min_rnr_timer,
+        ah,
+        options: QpOptions::ICRC_MASKS_IP_ID,
+        packet_keys: None,
+    })
+}
+
+/// Keeps the given attributes for `ibv_query_qp`.
+fn note(known: &mut ibv_qp_attr, attr: &ibv_qp_attr, given: c_int) {
+    macro_rules! keep {
+        ($($flag:ident: $($field:ident)+;)*) => { $(
+            if given & $flag != 0 {
+                $(known.$field = attr.$field;)+
+            }
+        )* };
+    }
+    keep! {
+        IBV_QP_ACCESS_FLAGS: qp_access_flags;
+        IBV_QP_PKEY_INDEX: pkey_index;
+        IBV_QP_PORT: port_num;
+        IBV_QP_AV: ah_attr;
+        IBV_QP_PATH_MTU: path_mtu;
+        IBV_QP_DEST_QPN: dest_qp_num;
+        IBV_QP_RQ_PSN: rq_psn;
+        IBV_QP_MAX_DEST_RD_ATOMIC: max_dest_rd_atomic;
+        IBV_QP_MIN_RNR_TIMER: min_rnr_timer;
+        IBV_QP_TIMEOUT: timeout;
+        IBV_QP_RETRY_CNT: retry_cnt;
+        IBV_QP_RNR_RETRY: rnr_retry;
+        IBV_QP_SQ_PSN: sq_psn;
+        IBV_QP_MAX_QP_RD_ATOMIC: max_rd_atomic;
+    }
+}

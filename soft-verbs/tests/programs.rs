@@ -1,0 +1,192 @@
+//! Programs that are not ours run on the library, and a C program that checks what they rely on.
+
+use std::fs;
+use std::io::Read;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+use invar_testkit::shell;
+use invar_testkit::wait::watch;
+
+fn library() -> PathBuf {
+    std::env::current_exe().unwrap().with_file_name("libinvar_soft_verbs.so")
+}
+
+/// A program that gets the library as `invar run` gives it.
+fn command(program: impl AsRef<Path>, arguments: &[&str]) -> Command {
+    let mut command = Command::new(program.as_ref());
+    shell::clean(&mut command).args(arguments).env("LD_PRELOAD", library());
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+/// A process that ends with this value.
+struct Run(Child);
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Run {
+    fn start(mut command: Command) -> Run {
+        Run(command.spawn().unwrap())
+    }
+
+    /// Waits for the end, and returns whether the program succeeded and what it printed.
+    fn outcome(mut self) -> (bool, String) {
+        let status = watch("the end of a program", || self.0.try_wait().unwrap());
+        let mut text = String::new();
+        self.0.stdout.take().unwrap().read_to_string(&mut text).unwrap();
+        self.0.stderr.take().unwrap().read_to_string(&mut text).unwrap();
+        (status.success(), text)
+    }
+}
+
+/// Whether a program is installed; tells if not.
+fn is_installed(program: &str, package: &str) -> bool {
+    let found =
+        Command::new("which").arg(program).output().is_ok_and(|output| output.status.success());
+    if !found {
+        eprintln!("skipped: needs {program}, which Debian's {package} has");
+    }
+    found
+}
+
+/// The name of the device on loopback, which is the last one.
+fn loopback() -> String {
+    let (ok, text) = Run::start(command("ibv_devices", &[])).outcome();
+    assert!(ok, "{text}");
+    let last = text.lines().rfind(|line| line.contains("soft")).expect(&text);
+    last.split_whitespace().next().unwrap().to_owned()
+}
+
+/// Whether a socket listens at a TCP port, given as hexadecimal digits.
+fn listens(port: &str) -> bool {
+    let at_port = |line: &str| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let local = fields.get(1).and_then(|local| local.rsplit(':').next());
+        // 0A is LISTEN.
+        local == Some(port) && fields.get(3) == Some(&"0A")
+    };
+    let tables = ["/proc/net/tcp", "/proc/net/tcp6"].map(fs::read_to_string);
+    tables.iter().flatten().any(|table| table.lines().any(at_port))
+}
+
+/// Runs both ends of a ping-pong, and returns whether they succeeded and what they printed.
+fn ping_pong(program: &str, arguments: &[&str]) -> [(bool, String); 2] {
+    let port = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
+    let (port, device) = (port.to_string(), loopback());
+    let common = [&["-d", &device, "-g", "0", "-p", &port], arguments].concat();
+    let mut server = Run::start(command(program, &common));
+    // The client does not wait for the server to listen.
+    let hex = format!("{:04X}", port.parse::<u16>().unwrap());
+    watch("the server to listen", || server.0.try_wait().unwrap().is_some() || listens(&hex));
+    let client = Run::start(command(program, &[&common[..], &["localhost"]].concat()));
+    [client.outcome(), server.outcome()]
+}
+
+#[test]
+fn the_symbols_and_their_versions_are_those_of_rdma_core() {
+    const THEIRS: &str = "/usr/lib/x86_64-linux-gnu/libibverbs.so.1";
+    if !Path::new(THEIRS).exists() || !is_installed("readelf", "binutils") {
+        eprintln!("skipped: compares with {THEIRS}, of Debian's libibverbs1");
+        return;
+    }
+    let symbols = |path: &Path| {
+        let Output { stdout, .. } =
+            Command::new("readelf").args(["-W", "--dyn-syms"]).arg(path).output().unwrap();
+        let text = String::from_utf8(stdout).unwrap();
+        let names = text.lines().filter(|line| !line.contains(" UND ")).filter_map(|line| {
+            line.split_whitespace().find(|word| word.contains("@@IBVERBS_")).map(str::to_owned)
+        });
+        names.collect::<Vec<_>>()
+    };
+    let (ours, theirs) = (symbols(&library()), symbols(Path::new(THEIRS)));
+    let missing: Vec<_> = theirs.iter().filter(|name| !ours.contains(name)).collect();
+    assert!(theirs.len() > 100 && missing.is_empty(), "{missing:?}");
+}
+
+#[test]
+fn tools_of_rdma_core_show_the_devices() {
+    if !is_installed("ibv_devinfo", "ibverbs-utils") {
+        return;
+    }
+    let (ok, text) = Run::start(command("ibv_devinfo", &["-v", "-d", &loopback()])).outcome();
+    assert!(ok, "{text}");
+    for part in ["PORT_ACTIVE (4)", "Ethernet", "RoCE v2", "max_qp_wr:\t\t\t2048"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+}
+
+#[test]
+fn ping_pongs_of_rdma_core_run_between_two_processes() {
+    if !is_installed("ibv_rc_pingpong", "ibverbs-utils") {
+        return;
+    }
+    let cases: [&[&str]; 5] = [
+        &["-n", "200"],
+        // Events instead of polls.
+        &["-n", "200", "-e"],
+        &["-n", "50", "-s", "100000", "-m", "4096"],
+        // Both ends check what they received.
+        &["-n", "50", "-s", "5000", "-c"],
+        &["-n", "50", "-e", "-r", "3", "-s", "1"],
+    ];
+    for arguments in cases {
+        for (ok, text) in ping_pong("ibv_rc_pingpong", arguments) {
+            assert!(ok && text.contains("usec/iter"), "{arguments:?}: {text}");
+            assert!(!text.contains("invalid data"), "{arguments:?}: {text}");
+        }
+    }
+}
+
+#[test]
+fn programs_that_need_more_than_the_device_has_end_with_an_error() {
+    let cases: [(&str, &[&str]); 5] = [
+        ("ibv_ud_pingpong", &[]),
+        ("ibv_uc_pingpong", &[]),
+        ("ibv_srq_pingpong", &[]),
+        ("ibv_xsrq_pingpong", &[]),
+        // On-demand paging.
+        ("ibv_rc_pingpong", &["-o"]),
+    ];
+    for (program, arguments) in cases {
+        if !is_installed(program, "ibverbs-utils") {
+            return;
+        }
+        let device = loopback();
+        let arguments = [&["-d", &device, "-g", "0"], arguments].concat();
+        let Output { status, .. } = command(program, &arguments).output().unwrap();
+        // A signal would leave no code.
+        assert!(status.code().is_some_and(|code| code != 0), "{program}: {status}");
+    }
+}
+
+#[test]
+fn a_c_program_gets_what_the_verbs_promise() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{}", std::process::id()));
+    fs::create_dir_all(&folder).unwrap();
+    let (source, program) = (folder.join("header.c"), folder.join("verbs"));
+    fs::write(
+        &source,
+        "#include <infiniband/verbs.h>\nint main(void) { return !ibv_fork_init; }\n",
+    )
+    .unwrap();
+    let build = |source: &Path| {
+        let mut cc = Command::new("cc");
+        cc.args(["-Wall", "-Werror", "-o"]).arg(&program).arg(source).arg("-libverbs").output()
+    };
+    if !build(&source).is_ok_and(|output| output.status.success()) {
+        eprintln!("skipped: needs a C compiler (cc) and Debian's libibverbs-dev");
+        return;
+    }
+    let built = build(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/verbs.c")).unwrap();
+    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    let (ok, text) = Run::start(command(&program, &[])).outcome();
+    assert!(ok && text.contains("all as promised"), "{text}");
+    fs::remove_dir_all(folder).unwrap();
+}

@@ -1,0 +1,314 @@
+/* Two queue pairs of one process, on the last device: what libibverbs promises to a C program. */
+#include <errno.h>
+#include <fcntl.h>
+#include <infiniband/verbs.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#define CHECK(condition)                                                                           \
+    do {                                                                                           \
+        if (!(condition)) {                                                                        \
+            fprintf(stderr, "%s:%d: %s (errno %d)\n", __FILE__, __LINE__, #condition, errno);      \
+            exit(1);                                                                               \
+        }                                                                                          \
+    } while (0)
+
+enum { BYTES = 40000, DEPTH = 16, ACCESS = 7 };
+
+struct end {
+    struct ibv_cq *send_cq, *recv_cq;
+    struct ibv_comp_channel *channel;
+    struct ibv_qp *qp;
+    struct ibv_mr *mr;
+    unsigned char *bytes;
+};
+
+static struct ibv_context *context;
+static struct ibv_pd *pd;
+
+static struct end create(void)
+{
+    struct end end = {.bytes = malloc(BYTES)};
+    end.channel = ibv_create_comp_channel(context);
+    end.send_cq = ibv_create_cq(context, DEPTH, NULL, NULL, 0);
+    end.recv_cq = ibv_create_cq(context, DEPTH, &pd, end.channel, 0);
+    CHECK(end.channel && end.send_cq && end.recv_cq && end.recv_cq->cqe >= DEPTH);
+    end.mr = ibv_reg_mr(pd, end.bytes, BYTES, ACCESS);
+    CHECK(end.mr && end.mr->addr == end.bytes && end.mr->length == BYTES);
+    struct ibv_qp_init_attr init = {
+        .send_cq = end.send_cq,
+        .recv_cq = end.recv_cq,
+        .cap = {DEPTH, DEPTH, 4, 3, 128},
+        .qp_type = IBV_QPT_RC,
+    };
+    end.qp = ibv_create_qp(pd, &init);
+    CHECK(end.qp && end.qp->state == IBV_QPS_RESET && end.qp->qp_type == IBV_QPT_RC);
+    return end;
+}
+
+static void connect_to(struct end *end, const struct end *peer)
+{
+    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = ACCESS};
+    int init = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
+    CHECK(ibv_modify_qp(end->qp, &attr, init & ~IBV_QP_PORT) == EINVAL);
+    CHECK(ibv_modify_qp(end->qp, &attr, init) == 0 && end->qp->state == IBV_QPS_INIT);
+    attr.qp_state = IBV_QPS_RTR;
+    attr.path_mtu = IBV_MTU_1024;
+    attr.dest_qp_num = peer->qp->qp_num;
+    attr.rq_psn = 7;
+    attr.max_dest_rd_atomic = 4;
+    attr.min_rnr_timer = 12;
+    attr.ah_attr.port_num = 1;
+    int rtr = IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+              IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
+    CHECK(ibv_modify_qp(end->qp, &attr, rtr) == EINVAL); /* no GRH */
+    attr.ah_attr.is_global = 1;
+    attr.ah_attr.grh.hop_limit = 1;
+    CHECK(ibv_query_gid(context, 1, 0, &attr.ah_attr.grh.dgid) == 0);
+    CHECK(ibv_modify_qp(end->qp, &attr, rtr) == 0);
+    attr.qp_state = IBV_QPS_RTS;
+    attr.timeout = 14;
+    attr.retry_cnt = 7;
+    attr.rnr_retry = 7;
+    attr.sq_psn = 7;
+    attr.max_rd_atomic = 4;
+    int rts = IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
+              IBV_QP_MAX_QP_RD_ATOMIC;
+    CHECK(ibv_modify_qp(end->qp, &attr, rts) == 0);
+    struct ibv_qp_attr known;
+    struct ibv_qp_init_attr known_init;
+    CHECK(ibv_query_qp(end->qp, &known, IBV_QP_STATE, &known_init) == 0);
+    CHECK(known.qp_state == IBV_QPS_RTS && known.dest_qp_num == peer->qp->qp_num);
+    CHECK(known.timeout == 14 && known.path_mtu == IBV_MTU_1024 && known.max_rd_atomic == 4);
+    CHECK(known_init.cap.max_send_sge == 4 && known_init.recv_cq == end->recv_cq);
+}
+
+static struct ibv_wc completion(struct ibv_cq *cq)
+{
+    struct ibv_wc wc;
+    int n;
+    while ((n = ibv_poll_cq(cq, 1, &wc)) == 0)
+        ;
+    CHECK(n == 1);
+    return wc;
+}
+
+/* Cuts a range of a region into pieces of different lengths, one of them empty. */
+static void cut(const struct ibv_mr *mr, unsigned length, struct ibv_sge *list, int count)
+{
+    unsigned at = 0;
+    for (int i = 0; i < count; i++) {
+        unsigned piece = i == 1 && count > 3 ? 0 : i + 1 == count ? length - at : length / 5 + i;
+        list[i] = (struct ibv_sge){(uintptr_t)mr->addr + at, piece, mr->lkey};
+        at += piece;
+    }
+}
+
+static void fill(struct end *end, int seed)
+{
+    for (int i = 0; i < BYTES; i++)
+        end->bytes[i] = (unsigned char)(i * 31 + seed + i / 256);
+}
+
+/* A message of several buffers at both ends, by each operation. */
+static void transfer(struct end *a, struct end *b, enum ibv_wr_opcode opcode, unsigned length,
+                     int sends, unsigned flags)
+{
+    struct ibv_sge from[4], to[3];
+    struct ibv_send_wr wr = {.wr_id = 5, .opcode = opcode, .send_flags = flags | IBV_SEND_SIGNALED};
+    struct ibv_send_wr *bad_send;
+    struct ibv_recv_wr *bad_recv;
+    int is_send = opcode == IBV_WR_SEND || opcode == IBV_WR_SEND_WITH_IMM;
+    int has_imm = opcode == IBV_WR_SEND_WITH_IMM || opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
+    int is_read = opcode == IBV_WR_RDMA_READ;
+    fill(a, opcode + length);
+    fill(b, opcode + length + 1);
+    unsigned char *expected = malloc(BYTES);
+    memcpy(expected, is_read ? b->bytes : a->bytes, BYTES);
+    cut(a->mr, length, from, sends);
+    cut(b->mr, length, to, 3);
+    if (is_send || has_imm) {
+        struct ibv_recv_wr recv = {.wr_id = 6, .sg_list = to, .num_sge = is_send ? 3 : 0};
+        CHECK(ibv_req_notify_cq(b->recv_cq, 0) == 0);
+        CHECK(ibv_post_recv(b->qp, &recv, &bad_recv) == 0);
+    }
+    wr.sg_list = from;
+    wr.num_sge = sends;
+    wr.imm_data = 0x01020304;
+    wr.wr.rdma.remote_addr = (uintptr_t)b->bytes;
+    wr.wr.rdma.rkey = b->mr->rkey;
+    CHECK(ibv_post_send(a->qp, &wr, &bad_send) == 0);
+    struct ibv_wc wc;
+    if (is_send || has_imm) {
+        struct ibv_cq *raised;
+        void *owner;
+        CHECK(ibv_get_cq_event(b->channel, &raised, &owner) == 0);
+        CHECK(raised == b->recv_cq && owner == &pd);
+        ibv_ack_cq_events(raised, 1);
+        wc = completion(b->recv_cq);
+        CHECK(wc.status == IBV_WC_SUCCESS && wc.wr_id == 6 && wc.byte_len == length);
+        CHECK(wc.opcode == (is_send ? IBV_WC_RECV : IBV_WC_RECV_RDMA_WITH_IMM));
+        CHECK(!has_imm || (wc.wc_flags == IBV_WC_WITH_IMM && wc.imm_data == 0x01020304));
+        CHECK(wc.qp_num == b->qp->qp_num);
+    }
+    wc = completion(a->send_cq);
+    CHECK(wc.status == IBV_WC_SUCCESS && wc.wr_id == 5 && wc.qp_num == a->qp->qp_num);
+    CHECK(memcmp(is_read ? a->bytes : b->bytes, expected, length) == 0);
+    free(expected);
+}
+
+static void transfers(struct end *a, struct end *b)
+{
+    unsigned lengths[] = {100, 1024, 5000, 39999};
+    for (int i = 0; i < 4; i++)
+        for (int opcode = IBV_WR_RDMA_WRITE; opcode <= IBV_WR_RDMA_READ; opcode++)
+            for (int sends = 1; sends <= 4; sends++) {
+                transfer(a, b, opcode, lengths[i], sends, IBV_SEND_FENCE);
+                if (lengths[i] <= 128 && opcode != IBV_WR_RDMA_READ)
+                    transfer(b, a, opcode, lengths[i], sends, IBV_SEND_INLINE);
+            }
+}
+
+/* A chain that fails in its middle names the request at fault, and the others are posted. */
+static void bad_requests(struct end *a, struct end *b)
+{
+    struct ibv_sge list[5];
+    struct ibv_send_wr *bad;
+    cut(a->mr, 100, list, 5);
+    struct ibv_send_wr last = {.wr_id = 3, .opcode = IBV_WR_RDMA_WRITE};
+    struct ibv_send_wr many = {.wr_id = 2, .opcode = IBV_WR_RDMA_WRITE, .next = &last};
+    many.sg_list = list;
+    many.num_sge = 5;
+    struct ibv_send_wr first = {.wr_id = 1, .opcode = IBV_WR_RDMA_WRITE, .next = &many};
+    first.send_flags = IBV_SEND_SIGNALED;
+    CHECK(ibv_post_send(a->qp, &first, &bad) == EINVAL && bad == &many);
+    CHECK(completion(a->send_cq).wr_id == 1);
+    struct ibv_send_wr atomic = {.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD};
+    CHECK(ibv_post_send(a->qp, &atomic, &bad) == EOPNOTSUPP && bad == &atomic);
+
+    /* Memory that is not registered fails the request, and then the connection. */
+    list[0].lkey ^= 1;
+    struct ibv_send_wr wrong = {.wr_id = 4, .opcode = IBV_WR_SEND, .sg_list = list, .num_sge = 2};
+    struct ibv_recv_wr recv = {.wr_id = 8}, *bad_recv;
+    CHECK(ibv_post_recv(a->qp, &recv, &bad_recv) == 0);
+    CHECK(ibv_post_send(a->qp, &wrong, &bad) == 0);
+    struct ibv_wc wc = completion(a->send_cq);
+    CHECK(wc.status == IBV_WC_LOC_PROT_ERR && wc.wr_id == 4);
+    wc = completion(a->recv_cq);
+    CHECK(wc.status == IBV_WC_WR_FLUSH_ERR && wc.wr_id == 8);
+    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RESET};
+    CHECK(ibv_modify_qp(a->qp, &attr, IBV_QP_STATE) == 0);
+    CHECK(ibv_modify_qp(b->qp, &attr, IBV_QP_STATE) == 0);
+}
+
+static void refusals(struct end *end)
+{
+    errno = 0;
+    struct ibv_srq_init_attr srq = {.attr = {1, 1, 0}};
+    CHECK(!ibv_create_srq(pd, &srq) && errno == EOPNOTSUPP);
+    errno = 0;
+    struct ibv_qp_init_attr ud = {.send_cq = end->send_cq, .recv_cq = end->recv_cq};
+    ud.qp_type = IBV_QPT_UD;
+    CHECK(!ibv_create_qp(pd, &ud) && errno == EOPNOTSUPP);
+    struct ibv_qp_init_attr deep = {.send_cq = end->send_cq, .recv_cq = end->recv_cq};
+    deep.qp_type = IBV_QPT_RC;
+    deep.cap.max_send_wr = 1 << 20;
+    CHECK(!ibv_create_qp(pd, &deep) && errno == EINVAL);
+    struct ibv_qp_init_attr_ex extended = {.send_cq = end->send_cq, .recv_cq = end->recv_cq};
+    extended.qp_type = IBV_QPT_RC;
+    extended.pd = pd;
+    extended.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS;
+    struct ibv_qp *qp = ibv_create_qp_ex(context, &extended);
+    CHECK(qp && ibv_destroy_qp(qp) == 0);
+    extended.create_flags = IBV_QP_CREATE_SCATTER_FCS;
+    CHECK(!ibv_create_qp_ex(context, &extended) && errno == EOPNOTSUPP);
+    CHECK(!ibv_alloc_mw(pd, IBV_MW_TYPE_1) && errno == EOPNOTSUPP);
+    CHECK(!ibv_alloc_td(context, NULL) && errno == EOPNOTSUPP);
+    CHECK(ibv_rereg_mr(end->mr, 0, NULL, NULL, 0, 0) == IBV_REREG_MR_ERR_INPUT);
+    CHECK(!ibv_create_cq(context, 0, NULL, NULL, 0) && errno == EINVAL);
+    CHECK(!ibv_create_cq(context, 1, NULL, NULL, 1) && errno == EINVAL);
+
+    /* Memory without the rights. */
+    void *page = mmap(NULL, 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(!ibv_reg_mr(pd, page, 4096, IBV_ACCESS_LOCAL_WRITE) && errno == EFAULT);
+    struct ibv_mr *readable = ibv_reg_mr(pd, page, 4096, IBV_ACCESS_REMOTE_READ);
+    CHECK(readable && ibv_dereg_mr(readable) == 0);
+    munmap(page, 4096);
+    CHECK(!ibv_reg_mr(pd, page, 4096, 0) && errno == ENOMEM);
+    CHECK(!ibv_reg_mr(pd, end->bytes, 0, 0) && errno == EINVAL);
+    CHECK(!ibv_reg_mr(pd, end->bytes, 8, IBV_ACCESS_REMOTE_WRITE) && errno == EINVAL);
+    CHECK(!ibv_reg_mr(pd, end->bytes, 8, IBV_ACCESS_ON_DEMAND) && errno == EOPNOTSUPP);
+
+    /* Nothing is there to take. */
+    struct ibv_cq *cq;
+    void *owner;
+    fcntl(end->channel->fd, F_SETFL, O_NONBLOCK);
+    CHECK(ibv_get_cq_event(end->channel, &cq, &owner) == -1 && errno == EAGAIN);
+    struct pollfd events = {.fd = context->async_fd, .events = POLLIN};
+    CHECK(poll(&events, 1, 0) == 0);
+}
+
+static void queries(void)
+{
+    struct ibv_device_attr_ex attr;
+    struct ibv_port_attr port;
+    struct ibv_gid_entry entries[4], entry;
+    __be16 pkey;
+    CHECK(ibv_query_device_ex(context, NULL, &attr) == 0 && attr.phys_port_cnt_ex == 1);
+    CHECK(attr.orig_attr.max_sge >= 4 && attr.orig_attr.phys_port_cnt == 1);
+    CHECK(ibv_query_port(context, 1, &port) == 0 && port.state == IBV_PORT_ACTIVE);
+    CHECK(port.link_layer == IBV_LINK_LAYER_ETHERNET && port.gid_tbl_len == 1);
+    CHECK(ibv_query_port(context, 2, &port) == EINVAL);
+    CHECK(ibv_query_gid_table(context, entries, 4, 0) == 1);
+    CHECK(ibv_query_gid_ex(context, 1, 0, &entry, 0) == 0);
+    CHECK(entry.gid_type == IBV_GID_TYPE_ROCE_V2 && entry.ndev_ifindex > 0);
+    CHECK(memcmp(&entry, entries, sizeof entry) == 0);
+    CHECK(ibv_query_gid_ex(context, 1, 1, &entry, 0) == EINVAL);
+    CHECK(ibv_query_gid(context, 1, -1, &entry.gid) == -1);
+    CHECK(ibv_query_pkey(context, 1, 0, &pkey) == 0 && pkey == 0xffff);
+    CHECK(ibv_get_pkey_index(context, 1, pkey) == 0 && ibv_get_pkey_index(context, 1, 1) == -1);
+}
+
+static void destroy(struct end *end)
+{
+    CHECK(ibv_destroy_cq(end->send_cq) == EBUSY);
+    CHECK(ibv_destroy_comp_channel(end->channel) == EBUSY);
+    CHECK(ibv_destroy_qp(end->qp) == 0);
+    CHECK(ibv_destroy_qp(end->qp) == EINVAL);
+    CHECK(ibv_dealloc_pd(pd) == EBUSY);
+    CHECK(ibv_destroy_cq(end->send_cq) == 0 && ibv_destroy_cq(end->recv_cq) == 0);
+    CHECK(ibv_destroy_cq(end->recv_cq) == EINVAL);
+    CHECK(ibv_destroy_comp_channel(end->channel) == 0);
+    CHECK(ibv_dereg_mr(end->mr) == 0 && ibv_dereg_mr(end->mr) == EINVAL);
+    free(end->bytes);
+}
+
+int main(void)
+{
+    int count;
+    struct ibv_device **list = ibv_get_device_list(&count);
+    CHECK(list && count > 0 && !list[count]);
+    context = ibv_open_device(list[count - 1]);
+    CHECK(context && context->num_comp_vectors == 1);
+    ibv_free_device_list(list);
+    pd = ibv_alloc_pd(context);
+    CHECK(pd && pd->context == context);
+    queries();
+    struct end a = create(), b = create();
+    for (int round = 0; round < 2; round++) {
+        connect_to(&a, &b);
+        connect_to(&b, &a);
+        transfers(&a, &b);
+        bad_requests(&a, &b);
+    }
+    refusals(&a);
+    destroy(&a);
+    destroy(&b);
+    CHECK(ibv_dealloc_pd(pd) == 0 && ibv_dealloc_pd(pd) == EINVAL);
+    CHECK(ibv_close_device(context) == 0 && ibv_close_device(context) == EINVAL);
+    puts("all as promised");
+    return 0;
+}
