@@ -8,7 +8,6 @@ import os
 import sys
 import time
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -22,7 +21,7 @@ LIMIT = datetime.timedelta(seconds=300)
 ROUNDS = 3
 
 
-def seconds(call, bytes_):
+def seconds(call):
     """The time of a call: the mean of as many as fit a tenth of a second, at least two."""
     call()
     dist.barrier(GLOO)
@@ -44,17 +43,26 @@ def operations(n):
     block, other = torch.ones(len(many) // SIZE), torch.ones(len(many))
     blocks = list(many.split(len(block)))
     scatter = getattr(dist, "reduce_scatter_tensor", None) or dist._reduce_scatter_base
-    yield "all_reduce", lambda g: dist.all_reduce(one, group=g), lambda c: c.all_reduce(ONE)
-    yield "broadcast", lambda g: dist.broadcast(one, 0, group=g), lambda c: c.broadcast(ONE)
-    yield "all_gather", lambda g: dist.all_gather(blocks, block, group=g), lambda c: c.all_gather(
-        BLOCK, MANY)
-    yield "all_to_all", lambda g: dist.all_to_all_single(other, many, group=g), (
-        lambda c: c.all_to_all(MANY, OTHER))
-    # gloo of PyTorch 1.13 has no reduce_scatter: there it is an all_reduce and a copy.
-    yield "reduce_scatter", lambda g: (scatter(block, many, group=g) if g is OURS else
-                                       dist.all_reduce(many, group=g)), (
-        lambda c: c.reduce_scatter(MANY, BLOCK))
-    globals().update(ONE=one.numpy(), MANY=many.numpy(), BLOCK=block.numpy(), OTHER=other.numpy())
+    # The same memory, for `Communicator`.
+    one_, many_, block_, other_ = (tensor.numpy() for tensor in (one, many, block, other))
+    yield "all_reduce", lambda g: dist.all_reduce(one, group=g), lambda c: c.all_reduce(one_)
+    yield "broadcast", lambda g: dist.broadcast(one, 0, group=g), lambda c: c.broadcast(one_)
+    yield (
+        "all_gather",
+        lambda g: dist.all_gather(blocks, block, group=g),
+        lambda c: c.all_gather(block_, many_),
+    )
+    yield (
+        "all_to_all",
+        lambda g: dist.all_to_all_single(other, many, group=g),
+        lambda c: c.all_to_all(many_, other_),
+    )
+
+    def reduce_scatter(group):
+        # Gloo has none. There a program reduces all, and takes its block.
+        scatter(block, many, group=group) if group is OURS else dist.all_reduce(many, group=group)
+
+    yield "reduce_scatter", reduce_scatter, lambda c: c.reduce_scatter(many_, block_)
 
 
 def step(group):
@@ -73,9 +81,9 @@ def step(group):
     return run
 
 
-def best(calls, n):
+def best(calls):
     """The best of the rounds for each call, in microseconds."""
-    rounds = [[seconds(call, n) for call in calls] for _ in range(ROUNDS)]
+    rounds = [[seconds(call) for call in calls] for _ in range(ROUNDS)]
     return [f"{1e6 * min(times):.1f}" for times in zip(*rounds)]
 
 
@@ -92,9 +100,9 @@ with invar.Communicator.join(ids[0], RANK, SIZE) as alone:
     for n in SIZES:
         for name, call, raw in operations(n):
             calls = [lambda: call(GLOO), lambda: call(OURS), lambda: raw(alone)]
-            row = best(calls, n)
+            row = best(calls)
             if RANK == 0:
                 print(",".join([name, str(n), *row]), flush=True)
-    row = best([step(GLOO), step(OURS)], 0)
+    row = best([step(GLOO), step(OURS)])
     if RANK == 0:
         print(",".join(["ddp step", "", *row, ""]), flush=True)
