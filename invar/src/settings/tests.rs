@@ -115,7 +115,6 @@ fn each_method() -> Vec<(Settings, &'static str, &'static str)> {
         (new().suspect_after(Duration::ZERO), "INVAR_SUSPECT_AFTER_MS", "0"),
         (new().stall_after(Duration::from_secs(3)), "INVAR_STALL_MS", "3000"),
         (new().recorder(false), "INVAR_RECORDER", "0"),
-        (new().rails("a+b,c+d"), "INVAR_RAILS", "a+b,c+d"),
         (new().proxy_trace(Path::new("/tmp/%r")), "INVAR_PROXY_TRACE", "/tmp/%r"),
         (new().collective_timeout(Duration::from_secs(2)), "INVAR_COLL_TIMEOUT_MS", "2000"),
         (new().staging_chunk_bytes(8192), "INVAR_STAGING_CHUNK_BYTES", "8192"),
@@ -123,6 +122,7 @@ fn each_method() -> Vec<(Settings, &'static str, &'static str)> {
         (new().staging_bytes(0), "INVAR_STAGING_BYTES", "0"),
         (new().sysfs(Path::new("/host/sys")), "INVAR_SYSFS", "/host/sys"),
         (new().use_transport(TransportChoice::Soft), "INVAR_TRANSPORT", "soft"),
+        (new().rails("a+b,c+d"), "INVAR_RAILS", "a+b,c+d"),
         (new().log_up_to(LogLevel::Trace), "INVAR_LOG", "trace"),
     ]
 }
