@@ -45,7 +45,9 @@ class Process:
     def __init__(self, hub, rank, nranks, code, settings=None):
         # Standard input and not an argument, which other users of the host could read.
         program = (
-            "import sys, time, threading, numpy as np, invar\n"
+            "import signal, sys, time, threading, numpy as np, invar\n"
+            # A shell's background jobs ignore Ctrl-C, and their children with them.
+            "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
             "hub_id = sys.stdin.buffer.read(128)\n"
             + ("print('joins')\n" if settings else "")
             + f"with invar.Communicator.join(hub_id, {rank}, {nranks}, settings={settings}) as comm:\n"
@@ -66,6 +68,9 @@ class Process:
 
     def end(self):
         """Waits for the end. Returns the status and what is left of the output."""
+        late = threading.Timer(TIMEOUT, self.child.kill)
+        late.start()
         output = self.child.stdout.read().decode()
+        late.cancel()
         self.child.stdout.close()
         return self.child.wait(TIMEOUT), output
