@@ -36,7 +36,7 @@ pub use connect::Connector;
 pub(crate) use exchange::Exchange;
 pub use handle::{HANDLE_BYTES, HANDLE_SECRET_BYTES, Handle, HandleError};
 pub(crate) use link::{FENCE, PROBE, Peer, Verbs, fence};
-pub use rails::RAILS_MAX;
+pub use rails::{RAILS_MAX, on_rail};
 pub(crate) use rails::{RailSet, rail_of, wire_qpn};
 pub(crate) use ready::{is_ready, start_with_acceptor};
 pub use settings::{CommSettings, PacketAuth, QPS_MAX, Wire};

@@ -5,18 +5,16 @@ mod keys;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use invar_core::conn::RAILS_MAX;
+use invar_core::conn::{RAILS_MAX, on_rail};
 use invar_core::nic::{
     Access, Ece, Gid, MemoryKeys, Nic, NicError, PollError, PortAttr, PortNotices, QpCap,
-    QpTransition, RecvWr, Refusal, Refused, SendWr, Verb, Wc,
+    QpTransition, RecvWr, Refusal, Refused, SendWr, Sge, Verb, Wc,
 };
 
 use keys::{Key, Keys};
 
 /// The most work requests that are posted at once.
 const POST_MAX: usize = 16;
-/// Bits of a queue pair's number. The number of its rail is above them.
-const QPN_BITS: u32 = 24;
 
 /// Up to [`RAILS_MAX`] ports as one NIC. Clones are the same NIC.
 ///
@@ -102,14 +100,19 @@ impl<N: Nic> Rails<N> {
         &self.0.nics[rail.min(self.0.nics.len() - 1)]
     }
 
+    /// Gives a buffer the local key of a rail. A buffer without bytes has none.
+    fn use_own_key(&self, sge: &mut Sge, rail: usize) {
+        if sge.length > 0 {
+            sge.lkey = self.0.keys.lkey(sge.lkey, rail);
+        }
+    }
+
     /// Posts work requests with the local keys of the queue pair's rail.
     fn post(&self, qp: &RailsQp<N>, wrs: &[SendWr]) -> Result<(), NicError> {
         let mut own: heapless::Vec<SendWr, POST_MAX> = heapless::Vec::new();
         for wr in wrs {
             let mut wr = *wr;
-            if wr.sge.length > 0 {
-                wr.sge.lkey = self.0.keys.lkey(wr.sge.lkey, qp.rail);
-            }
+            self.use_own_key(&mut wr.sge, qp.rail);
             // A part has room for all of its work requests.
             let _ = own.push(wr);
         }
@@ -228,7 +231,7 @@ impl<N: Nic> Nic for Rails<N> {
     }
 
     fn qp_num(&self, qp: &RailsQp<N>) -> u32 {
-        self.nic(qp.rail).qp_num(&qp.qp) | (qp.rail as u32) << QPN_BITS
+        on_rail(qp.rail, self.nic(qp.rail).qp_num(&qp.qp))
     }
 
     fn modify_qp(&self, qp: &RailsQp<N>, transition: &QpTransition) -> Result<(), NicError> {
@@ -255,9 +258,7 @@ impl<N: Nic> Nic for Rails<N> {
 
     fn post_recv(&self, qp: &RailsQp<N>, wr: &RecvWr) -> Result<(), NicError> {
         let mut wr = *wr;
-        if wr.sge.length > 0 {
-            wr.sge.lkey = self.0.keys.lkey(wr.sge.lkey, qp.rail);
-        }
+        self.use_own_key(&mut wr.sge, qp.rail);
         self.nic(qp.rail).post_recv(&qp.qp, &wr)
     }
 
@@ -281,7 +282,7 @@ impl<N: Nic> Nic for Rails<N> {
             match nic.poll(own, room) {
                 Ok(n) => {
                     let new = &mut room[..n as usize];
-                    new.iter_mut().for_each(|wc| wc.qp_num |= (rail as u32) << QPN_BITS);
+                    new.iter_mut().for_each(|wc| wc.qp_num = on_rail(rail, wc.qp_num));
                     polled += n as usize;
                 }
                 Err(error) => {

@@ -101,7 +101,7 @@ pub(super) enum Control {
     Close { rows_done: u64 },
     /// This end's old queue pairs have stopped, and these are its new ones.
     Report(Report),
-    /// The same report, of an end of a connection with several rails.
+    /// The report of an end whose connection has several rails.
     RailsReport(RailsReport),
     /// The ports of these rails are up at this end.
     RailsUp { rails: RailSet },

@@ -86,8 +86,7 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         } else if matches!(self.gate, Gate::Open | Gate::Group) {
             warn!("{}: {error}; the other rails take over", self.ends);
             let broken = self.verbs.qps().filter(|qp| self.verbs.nic.check(qp).is_err());
-            let broken = broken.map(|qp| RailSet::one(self.verbs.nic.rail_of(qp)));
-            let broken = broken.fold(RailSet::NONE, RailSet::or);
+            let broken: RailSet = broken.map(|qp| self.verbs.nic.rail_of(qp)).collect();
             self.rails.failed = self.rails.failed.or(broken);
             self.suspect(Suspicion::RailFailed);
         }
@@ -160,8 +159,7 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
             let theirs = report.end(*rail).map(|end| end.info.link_layer);
             theirs == Some(verbs.rails.ports[*rail].link_layer)
         };
-        let both = rails.usable.and(report.usable).iter().filter(fits);
-        let both = both.fold(RailSet::NONE, |both, rail| both.or(RailSet::one(rail)));
+        let both: RailSet = rails.usable.and(report.usable).iter().filter(fits).collect();
         if both.is_empty() {
             return Err(Error::Nic(NO_COMMON_RAIL));
         }
@@ -192,8 +190,7 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
                 rails.retries[rail].joined_ns = now_ns;
             }
         }
-        let joined = in_use.without(rails.in_use);
-        if !joined.is_empty() || in_use != rails.in_use {
+        if in_use != rails.in_use {
             let speed = |rail: usize| {
                 let theirs = report.end(rail).map_or(0, |end| end.speed_mbps);
                 verbs.rails.ports[rail].speed_mbps.min(theirs).max(1)

@@ -72,7 +72,7 @@ pub(super) struct Retry {
     pub(super) done: u32,
 }
 
-/// What completions say about the rails.
+/// Counts of completions on each rail.
 pub(super) struct RailWork {
     /// The rails that have answered.
     pub(super) answered: RailSet,
@@ -186,7 +186,7 @@ impl Rails {
     pub(super) fn put_off_at(&self, now_ns: u64) -> RailSet {
         let idle = RailSet::first(self.count).without(self.in_use);
         let put_off = idle.iter().filter(|rail| now_ns < self.retries[*rail].not_before_ns);
-        put_off.fold(RailSet::NONE, |put_off, rail| put_off.or(RailSet::one(rail)))
+        put_off.collect()
     }
 
     /// Puts off the next try of the rails that have failed.

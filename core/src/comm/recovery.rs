@@ -170,21 +170,25 @@ impl Recovery {
         }
     }
 
-    /// Takes the peer's report. An older attempt than this end's is over: the peer sent the report
-    /// before it knew of this end's.
-    pub(super) fn heard(&mut self, report: Report) -> Result<(), Error> {
-        if !self.is_agreed || report.attempt > self.attempt.saturating_add(AHEAD_MAX) {
-            return Err(Error::Unexpected);
+    /// Checks that the peer may report on an attempt. An older attempt than this end's is over: the peer sent
+    /// the report before it knew of this end's.
+    fn expect_report(&self, attempt: u32) -> Result<(), Error> {
+        match self.is_agreed && attempt <= self.attempt.saturating_add(AHEAD_MAX) {
+            true => Ok(()),
+            false => Err(Error::Unexpected),
         }
+    }
+
+    /// Takes the peer's report.
+    pub(super) fn heard(&mut self, report: Report) -> Result<(), Error> {
+        self.expect_report(report.attempt)?;
         self.peer = Some(report);
         Ok(())
     }
 
     /// Takes the peer's report on a connection of several rails.
     pub(super) fn heard_rails(&mut self, report: RailsReport) -> Result<(), Error> {
-        if !self.is_agreed || report.attempt > self.attempt.saturating_add(AHEAD_MAX) {
-            return Err(Error::Unexpected);
-        }
+        self.expect_report(report.attempt)?;
         self.peer_rails = Some(report);
         Ok(())
     }

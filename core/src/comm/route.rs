@@ -35,7 +35,7 @@ pub(super) trait Route<N: Nic, T, const REQS: usize> {
     fn arrived(&self, _reqs: &mut RequestRing<T, REQS>, _rows: u64, _depth: u64) -> RowSet {
         RowSet::default()
     }
-    /// What the completions say about the rails.
+    /// The counts of completions on each rail.
     fn rail_work(&mut self) -> &mut RailWork;
     /// Notes that a queue pair has failed.
     fn failed(&mut self, _nic: &N, _qpn: u32) {}

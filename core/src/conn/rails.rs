@@ -11,6 +11,11 @@ pub(crate) const fn wire_qpn(qp_num: u32) -> u32 {
     qp_num & ((1 << QPN_BITS) - 1)
 }
 
+/// The number of a queue pair of a NIC with several rails. `qp_num` is its number on its own rail.
+pub const fn on_rail(rail: usize, qp_num: u32) -> u32 {
+    qp_num | (rail as u32) << QPN_BITS
+}
+
 /// The rail of a queue pair.
 #[inline(always)]
 pub(crate) const fn rail_of(qp_num: u32) -> usize {
@@ -60,5 +65,11 @@ impl RailSet {
     /// The rails, in order.
     pub(crate) fn iter(self) -> impl Iterator<Item = usize> {
         (0..RAILS_MAX).filter(move |rail| self.has(*rail))
+    }
+}
+
+impl FromIterator<usize> for RailSet {
+    fn from_iter<I: IntoIterator<Item = usize>>(rails: I) -> Self {
+        rails.into_iter().fold(RailSet::NONE, |set, rail| set.or(RailSet::one(rail)))
     }
 }

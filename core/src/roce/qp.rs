@@ -234,8 +234,8 @@ impl<const SQ: usize, const RQ: usize> Qp<SQ, RQ> {
         self.set_tuning(self.tuning);
     }
 
-    /// Posts a send with at most one buffer, as `ibv_post_send` does. The function returns the slot in which the adapter keeps
-    /// the bytes of an inline request. A slot is free again once a later request gets it.
+    /// Posts a send with at most one buffer, as `ibv_post_send` does. The function returns the slot in which
+    /// the adapter keeps the bytes of an inline request. A slot is free again once a later request gets it.
     ///
     /// # Errors
     /// `ENOMEM`: the queue is full. `EINVAL`: the state is not RTS, SQD or ERR, or no queue pair could

@@ -264,7 +264,8 @@ impl Device {
     ///
     /// # Errors
     /// `EINVAL`: the caller asks for more than 2048 work requests on a queue, for more than 1024 bytes
-    /// of inline data, or for more than 32 buffers of a work request. `ENOMEM`: the device has [`QPS_MAX`] queue pairs.
+    /// of inline data, or for more than 32 buffers of a work request. `ENOMEM`: the device has [`QPS_MAX`]
+    /// queue pairs.
     pub fn create_qp(&mut self, config: &QpConfig) -> Result<u32, NicError> {
         let Device { qps, lingerers, .. } = self;
         let lingers = |qpn| lingerers.contains(qpn);
@@ -360,7 +361,7 @@ impl Device {
     /// Posts one send request with several buffers. The buffer of `wr` has no meaning.
     ///
     /// # Errors
-    /// Those of [`Device::post_send`]. `EINVAL`: there are too many buffers or bytes.
+    /// The errors of [`Device::post_send`]. `EINVAL`: there are too many buffers or bytes.
     pub fn post_send_list(&mut self, qpn: u32, wr: &SendWr, list: &[Sge]) -> Result<(), NicError> {
         self.with_qp(qpn, Verb::PostSend, |qp, env| qp.post_send_list(wr, list, env))?;
         self.sends_first(qpn);
@@ -371,7 +372,7 @@ impl Device {
     /// must have [`SendFlags::INLINE`].
     ///
     /// # Errors
-    /// Those of [`Device::post_send`].
+    /// The errors of [`Device::post_send`].
     pub fn post_send_filled(
         &mut self,
         qpn: u32,
@@ -398,7 +399,7 @@ impl Device {
     /// Posts a receive request with several buffers. The buffer of `wr` has no meaning.
     ///
     /// # Errors
-    /// Those of [`Device::post_recv`]. `EINVAL`: there are too many buffers or bytes.
+    /// The errors of [`Device::post_recv`]. `EINVAL`: there are too many buffers or bytes.
     pub fn post_recv_list(&mut self, qpn: u32, wr: &RecvWr, list: &[Sge]) -> Result<(), NicError> {
         self.with_qp(qpn, Verb::PostRecv, |qp, env| qp.post_recv_list(wr, list, env))
     }

@@ -26,7 +26,7 @@ impl RowSet {
     }
 }
 
-/// What an end says about its stopped queue pairs and about the rails of its new ones.
+/// A report on stopped queue pairs, and on the rails of the new ones.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::comm) struct RailsReport {
     pub(in crate::comm) attempt: u32,

@@ -108,7 +108,7 @@ impl<N: Nic> Verbs<N> {
     pub(crate) fn rails_up(&self) -> RailSet {
         let up = RailSet::first(self.rails.count).iter();
         let up = up.filter(|rail| lead_rail(&self.nic, Some(*rail)).is_ok());
-        up.fold(RailSet::NONE, |up, rail| up.or(RailSet::one(rail)))
+        up.collect()
     }
 
     /// The key of the control memory for a peer on a rail.

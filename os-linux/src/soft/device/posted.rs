@@ -1,4 +1,5 @@
-//! What the device keeps for the work requests of a queue pair, and what its engine can access.
+//! Inline data and lists of buffers of posted work requests, and the parts of a device that its queue pairs
+//! can access.
 
 use std::ops::Range;
 

@@ -30,7 +30,7 @@ impl SoftNic {
     /// name its first byte by `addr`.
     ///
     /// # Errors
-    /// Those of [`Device::reg_mr`](crate::soft::Device::reg_mr).
+    /// The errors of [`Device::reg_mr`](crate::soft::Device::reg_mr).
     pub fn reg_mr_at(
         &self,
         pd: &Pd,
@@ -47,7 +47,7 @@ impl SoftNic {
     /// so `notify` must not call the NIC.
     ///
     /// # Errors
-    /// Those of [`Device::create_cq`](crate::soft::Device::create_cq).
+    /// The errors of [`Device::create_cq`](crate::soft::Device::create_cq).
     pub fn create_cq_notifying(
         &self,
         depth: usize,
@@ -63,7 +63,7 @@ impl SoftNic {
     /// Changes the depth of a completion queue.
     ///
     /// # Errors
-    /// Those of [`Device::resize_cq`](crate::soft::Device::resize_cq).
+    /// The errors of [`Device::resize_cq`](crate::soft::Device::resize_cq).
     pub fn resize_cq(&self, cq: &Cq, depth: usize) -> Result<(), NicError> {
         self.port().lock().device.resize_cq(cq.number, depth)
     }
@@ -83,7 +83,7 @@ impl SoftNic {
     /// Creates a queue pair whose sends complete to the first queue and receives to the second.
     ///
     /// # Errors
-    /// Those of [`Device::create_qp`](crate::soft::Device::create_qp). `EINVAL`: an object belongs to
+    /// The errors of [`Device::create_qp`](crate::soft::Device::create_qp). `EINVAL`: an object belongs to
     /// another NIC.
     pub fn create_qp_with(
         &self,
@@ -104,7 +104,7 @@ impl SoftNic {
     /// Changes attributes of a queue pair without a change of state.
     ///
     /// # Errors
-    /// Those of [`Device::update_qp`](crate::soft::Device::update_qp).
+    /// The errors of [`Device::update_qp`](crate::soft::Device::update_qp).
     pub fn update_qp(
         &self,
         qp: &Qp,
