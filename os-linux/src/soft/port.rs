@@ -8,35 +8,36 @@
 //!   that message. For the same reason, the acknowledge of a short message waits [`ACK_WAIT_NS`] for
 //!   another packet. The acknowledge of WRITEs that notify nobody is held back even then, for
 //!   [`ACK_DEFER_NS`].
-//! - A thread drives the device once the application has not polled for [`STAND_BY_NS`]. Peers may read
-//!   and write our memory or wait for an acknowledge while the application computes. The thread sleeps
-//!   until a packet arrives or a timer is due.
+//! - A thread drives the device once the application has not polled for some time ([`StandBy`]). Peers
+//!   may read and write our memory or wait for an acknowledge while the application computes. The
+//!   thread sleeps until a packet arrives or a timer is due.
 //!
 //! A thread that waits for the event of a completion queue does not poll. So the NIC's thread drives the
 //! device as long as an event is awaited.
 //!
-//! While the application polls, the thread only checks once per [`STAND_BY_NS`] whether the application
-//! still polls. If the thread also waited for packets, each packet would wake it, only to find that the
-//! application has taken the packet.
+//! While the application polls, the thread only checks at intervals whether the application still polls.
+//! If the thread also waited for packets, each packet would wake it, only to find that the application
+//! has taken the packet.
+
+mod stand_by;
 
 use std::collections::HashMap;
 use std::io;
+use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use invar_core::nic::{PollError, Wc};
+use rustix::thread::set_current_timer_slack;
 
 use super::device::{AckDelay, Device};
 use super::sockets::Sockets;
 use crate::clock::now_ns;
 use crate::udp::{RxBatch, RxSocket};
+use stand_by::StandBy;
 
-/// The application counts as polling for this long after its last poll. A peer may have to wait this
-/// long until the thread notices that polling has stopped. At this interval the thread interrupts the
-/// application's core.
-const STAND_BY_NS: u64 = 4_000_000;
 /// Delay after which the device retries to send packets that the sockets had no room for.
 const BLOCKED_NS: u64 = 100_000;
 /// Maximum number of trains that one system call receives; with more, the first would leave the cache
@@ -167,7 +168,7 @@ impl Port {
         moving.transmit(now);
         self.raise(moving);
         self.wake_in_time(moving, now);
-        received
+        received.map(|_| ())
     }
 
     /// Tells the application of events of completion queues.
@@ -196,34 +197,43 @@ impl Port {
 
     /// Runs the thread until [`Port::stop`].
     pub(super) fn serve(&self) {
+        // Linux lets sleeps of a thread end 50 microseconds late unless the thread asks for less.
+        let _ = set_current_timer_slack(NonZeroU64::new(1));
+        let mut stand_by = StandBy::default();
         while !self.stop.load(Ordering::Acquire) {
             let now = now_ns();
             let quiet = now.saturating_sub(self.last_poll_ns.load(Ordering::Relaxed));
-            if quiet < STAND_BY_NS && !self.awaited.load(Ordering::Relaxed) {
-                thread::park_timeout(Duration::from_nanos(STAND_BY_NS - quiet));
-            } else if self.serve_once(now).is_err() {
+            if !self.awaited.load(Ordering::Relaxed)
+                && let Some(wait) = stand_by.wait(quiet)
+            {
+                thread::park_timeout(wait);
+                continue;
+            }
+            match self.serve_once(now) {
+                Ok(found_packets) => stand_by.took_over(quiet, found_packets),
                 // The application's next poll meets the error too. The pause keeps the thread from
                 // retrying at full speed.
-                thread::park_timeout(Duration::from_nanos(STAND_BY_NS));
+                Err(_) => thread::park_timeout(Duration::from_nanos(stand_by::LONG_NS)),
             }
         }
     }
 
-    /// Drives the device, and sleeps until the next packet or deadline.
-    fn serve_once(&self, now: u64) -> io::Result<()> {
-        let due = {
+    /// Drives the device, and sleeps until the next packet or deadline. Returns whether packets had
+    /// arrived.
+    fn serve_once(&self, now: u64) -> io::Result<bool> {
+        let (received, due) = {
             let moving = &mut *self.lock();
-            moving.receive(&self.rx, now)?;
+            let received = moving.receive(&self.rx, now)?;
             moving.device.transmit(now, &mut moving.sockets);
             self.raise(moving);
             let due = moving.due_ns(now);
             self.wakes_ns.store(due, Ordering::Relaxed);
-            due
+            (received, due)
         };
         let left = (due != u64::MAX).then(|| Duration::from_nanos(due.saturating_sub(now_ns())));
         let waited = self.rx.wait_readable(left);
         self.wakes_ns.store(0, Ordering::Relaxed);
-        waited.map(|_| ())
+        waited.map(|_| received > 0)
     }
 
     /// Ends [`Port::serve`], which runs on `thread`.
@@ -241,9 +251,9 @@ impl Moving {
         self.notify.remove(&cq);
     }
 
-    /// Receives packets that have arrived, and runs due timers.
+    /// Receives packets that have arrived, and runs due timers. Returns the number of trains.
     #[inline]
-    fn receive(&mut self, rx: &RxSocket, now: u64) -> io::Result<()> {
+    fn receive(&mut self, rx: &RxSocket, now: u64) -> io::Result<usize> {
         let Moving { device, sockets, batch, .. } = self;
         let received = rx.recv_batch(batch);
         if let Ok(1..) = received {
@@ -255,7 +265,7 @@ impl Moving {
             }
         }
         device.handle_timers(now);
-        received.map(|_| ())
+        received
     }
 
     /// Sends all pending packets, except acknowledges that may still wait.

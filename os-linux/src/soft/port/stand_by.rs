@@ -1,0 +1,82 @@
+//! How long the NIC's thread leaves packets to the application.
+
+use std::time::Duration;
+
+/// The application counts as polling for this long after its last poll. A peer may have to wait this
+/// long until the thread notices that polling has stopped. At this interval the thread interrupts the
+/// application's core.
+pub(super) const LONG_NS: u64 = 4_000_000;
+/// The application counts as polling for only this long if it recently left packets to the thread.
+const SHORT_NS: u64 = 10_000;
+/// Number of times in a row that the thread must be useless before it stands by for [`LONG_NS`] again.
+const CHECKS: u32 = 64;
+
+/// Decides when the thread takes over from an application that polls.
+///
+/// Some programs poll the NIC for a while, and then spin on memory until a peer writes there. Each packet
+/// that such a program leaves to the thread lets the thread stand by only shortly for some time.
+#[derive(Default)]
+pub(super) struct StandBy {
+    /// Number of checks until the thread stands by for long again.
+    checks_left: u32,
+}
+
+impl StandBy {
+    /// Returns how long the thread must still stand by if the last poll was `quiet_ns` ago. `None` means
+    /// that the thread takes over.
+    pub(super) fn wait(&mut self, quiet_ns: u64) -> Option<Duration> {
+        let stand_by_ns = if self.checks_left > 0 { SHORT_NS } else { LONG_NS };
+        let left_ns = stand_by_ns.checked_sub(quiet_ns).filter(|left_ns| *left_ns > 0)?;
+        self.checks_left = self.checks_left.saturating_sub(1);
+        Some(Duration::from_nanos(left_ns))
+    }
+
+    /// Notes that the thread took over `quiet_ns` after the last poll, and whether packets were waiting.
+    pub(super) fn took_over(&mut self, quiet_ns: u64, found_packets: bool) {
+        self.checks_left = match found_packets && quiet_ns >= SHORT_NS {
+            true => CHECKS,
+            false => self.checks_left.saturating_sub(1),
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_thread_stands_by_shortly_while_the_application_leaves_packets_to_it() {
+        let mut stand_by = StandBy::default();
+        assert_eq!(stand_by.wait(0), Some(Duration::from_nanos(LONG_NS)));
+        assert_eq!(stand_by.wait(LONG_NS), None);
+        stand_by.took_over(LONG_NS, true);
+        // A program that polls, and then spins on memory.
+        for _ in 0..1000 {
+            assert_eq!(stand_by.wait(1), Some(Duration::from_nanos(SHORT_NS - 1)));
+            assert_eq!(stand_by.wait(SHORT_NS), None);
+            stand_by.took_over(SHORT_NS, true);
+        }
+    }
+
+    #[test]
+    fn the_thread_stands_by_for_long_again_once_the_application_polls_for_some_time() {
+        let mut stand_by = StandBy::default();
+        stand_by.took_over(LONG_NS, true);
+        let short = (0..1000).filter(|_| stand_by.wait(0) < Some(Duration::from_nanos(LONG_NS)));
+        assert_eq!(short.count(), CHECKS as usize);
+        // The application takes each packet before the thread wakes for that packet.
+        stand_by.took_over(LONG_NS, true);
+        for _ in 0..CHECKS {
+            assert_eq!(stand_by.wait(SHORT_NS), None);
+            stand_by.took_over(SHORT_NS, false);
+        }
+        assert!(stand_by.wait(SHORT_NS).is_some());
+    }
+
+    #[test]
+    fn packets_that_the_application_would_have_taken_soon_do_not_count() {
+        let mut stand_by = StandBy::default();
+        stand_by.took_over(SHORT_NS - 1, true);
+        assert!(stand_by.wait(SHORT_NS).is_some());
+    }
+}
