@@ -27,8 +27,8 @@ pub use error::{NicError, PollError, Refusal, Refused, Verb};
 pub use list::{Listed, SendList};
 pub use notices::PortNotices;
 pub use wr::{
-    Link, Nought, NumSge, RecvWr, SendFlags, SendOpcode, SendWr, Sge, Wc, WcFlags, WcOpcode,
-    WcStatus,
+    Atomic, Link, Nought, NumSge, RecvWr, SendFlags, SendOpcode, SendWr, Sge, Wc, WcFlags,
+    WcOpcode, WcStatus,
 };
 
 bitflags::bitflags! {

@@ -139,6 +139,22 @@ impl HostMemory {
         Ok(())
     }
 
+    /// Replaces an 8-byte word by one atomic operation and returns the word before. `None` means that the
+    /// word lies outside the region or is not aligned.
+    pub fn update_at(&self, offset: usize, change: impl Fn(u64) -> u64) -> Option<u64> {
+        self.check(offset, size_of::<u64>()).ok()?;
+        // SAFETY: `check` ensures that the word is within the region.
+        let word = unsafe { self.start.add(offset) }.cast::<AtomicU64>();
+        if !word.is_aligned() {
+            return None;
+        }
+        // SAFETY: The word is aligned and in the region, which stays valid while `self` lives. All
+        // accesses to aligned words of the region are atomic accesses of these words.
+        let word = unsafe { word.as_ref() };
+        let (set, fetch) = (Ordering::AcqRel, Ordering::Acquire);
+        word.fetch_update(set, fetch, |word| Some(change(word))).ok()
+    }
+
     /// Returns a range as a piece of a gather list, for the kernel to read.
     pub fn gather(&self, offset: usize, len: usize) -> Result<Gather<'_>, OutOfRange> {
         self.check(offset, len)?;

@@ -239,6 +239,8 @@ fn attributes(device: &Device) -> ibv_device_attr {
     attr.sys_image_guid = device.guid();
     attr.max_mr_size = isize::MAX as u64;
     attr.page_size_cap = 0xffff_f000;
+    // No vendor has this number, which rdma_rxe gives too.
+    attr.vendor_id = 0xff_ffff;
     attr.max_qp = queue_pairs;
     attr.max_qp_wr = WORK_REQUESTS_MAX as c_int;
     attr.device_cap_flags =
@@ -252,6 +254,7 @@ fn attributes(device: &Device) -> ibv_device_attr {
     attr.max_qp_rd_atom = RD_ATOMIC_MAX.into();
     attr.max_qp_init_rd_atom = RD_ATOMIC_MAX.into();
     attr.max_res_rd_atom = queue_pairs * c_int::from(RD_ATOMIC_MAX);
+    attr.atomic_cap = IBV_ATOMIC_GLOB;
     attr.max_pkeys = 1;
     attr.local_ca_ack_delay = 15;
     attr.phys_port_cnt = 1;

@@ -1,11 +1,15 @@
 //! `ibv_post_send` and `ibv_post_recv`.
 
 use std::ffi::c_int;
+use std::mem::offset_of;
 use std::ptr;
 use std::slice;
 
-use invar_core::nic::{RecvWr, SendFlags, SendOpcode, SendWr, Sge};
+use invar_core::nic::{Atomic, RecvWr, SendFlags, SendOpcode, SendWr, Sge};
 use invar_linux::soft::Posting;
+use invar_verbs::sys::provider::{
+    IBV_WR_ATOMIC_CMP_AND_SWP, IBV_WR_ATOMIC_FETCH_AND_ADD, ibv_wr_atomic,
+};
 use invar_verbs::sys::{ibv_qp, ibv_recv_wr, ibv_send_wr, ibv_sge};
 
 use crate::errno;
@@ -23,7 +27,12 @@ pub(crate) unsafe extern "C" fn post_send(
         while !wr.is_null() {
             // SAFETY: the caller gives a chain of valid requests.
             let request = unsafe { &*wr };
-            send(qp, request, posting)?;
+            match request.opcode {
+                IBV_WR_ATOMIC_CMP_AND_SWP | IBV_WR_ATOMIC_FETCH_AND_ADD => {
+                    atomic(qp, wr, posting)?;
+                }
+                _ => send(qp, request, posting)?,
+            }
             wr = request.next;
         }
         Ok(())
@@ -85,8 +94,7 @@ fn opcode(code: u32) -> Result<SendOpcode, c_int> {
 fn send(qp: &Qp, request: &ibv_send_wr, posting: &mut Posting<'_>) -> Result<(), c_int> {
     // SAFETY: the caller of `post_send` gives valid requests.
     let list = unsafe { buffers(request.sg_list, request.num_sge, qp.cap.max_send_sge) }?;
-    let mut flags = SendFlags::from_bits(request.send_flags).ok_or(libc::EOPNOTSUPP)?;
-    flags.set(SendFlags::SIGNALED, qp.signals_all || flags.contains(SendFlags::SIGNALED));
+    let flags = flags(qp, request)?;
     let mut wr = SendWr {
         wr_id: request.wr_id,
         opcode: opcode(request.opcode)?,
@@ -111,6 +119,32 @@ fn send(qp: &Qp, request: &ibv_send_wr, posting: &mut Posting<'_>) -> Result<(),
         }
     };
     posted.map_err(errno::of)
+}
+
+fn flags(qp: &Qp, request: &ibv_send_wr) -> Result<SendFlags, c_int> {
+    let mut flags = SendFlags::from_bits(request.send_flags).ok_or(libc::EOPNOTSUPP)?;
+    flags.set(SendFlags::SIGNALED, qp.signals_all || flags.contains(SendFlags::SIGNALED));
+    Ok(flags)
+}
+
+/// Posts an atomic, whose result goes to one buffer.
+fn atomic(qp: &Qp, wr: *mut ibv_send_wr, posting: &mut Posting<'_>) -> Result<(), c_int> {
+    // SAFETY: the caller of `post_send` gives a valid request.
+    let request = unsafe { &*wr };
+    let operands = wr.wrapping_byte_add(offset_of!(ibv_send_wr, remote_addr));
+    // SAFETY: a request with this opcode has `wr.atomic` there.
+    let operands = unsafe { operands.cast::<ibv_wr_atomic>().read() };
+    // SAFETY: the caller of `post_send` gives valid requests.
+    let list = unsafe { buffers(request.sg_list, request.num_sge, 1) }?;
+    let [sge] = *list else { return Err(libc::EINVAL) };
+    let ibv_wr_atomic { remote_addr, compare_add, swap, rkey } = operands;
+    let atomic = match request.opcode {
+        IBV_WR_ATOMIC_CMP_AND_SWP => Atomic::CompareSwap { compare: compare_add, swap },
+        _ => Atomic::FetchAdd { add: compare_add },
+    };
+    let (wr_id, flags) = (request.wr_id, flags(qp, request)?);
+    let wr = SendWr { wr_id, flags, remote_addr, rkey, sge, ..SendWr::default() };
+    posting.atomic(&wr, atomic).map_err(errno::of)
 }
 
 /// Copies inline data, which together has the length of `bytes`.

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <infiniband/verbs.h>
 #include <poll.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,7 +17,7 @@
         }                                                                                          \
     } while (0)
 
-enum { BYTES = 40000, DEPTH = 16, ACCESS = 7 };
+enum { BYTES = 40000, DEPTH = 16, ACCESS = 15 };
 
 struct end {
     struct ibv_cq *send_cq, *recv_cq;
@@ -172,6 +173,35 @@ static void transfers(struct end *a, struct end *b)
             }
 }
 
+/* Atomics change a word of the peer and return what was there. */
+static void atomics(struct end *a, struct end *b)
+{
+    struct ibv_sge result = {(uintptr_t)a->bytes, 8, a->mr->lkey};
+    struct ibv_send_wr wr = {.wr_id = 5, .send_flags = IBV_SEND_SIGNALED, .num_sge = 1}, *bad;
+    uint64_t *ours = (uint64_t *)a->bytes, *theirs = (uint64_t *)(b->bytes + 64);
+    wr.sg_list = &result;
+    wr.wr.atomic.remote_addr = (uintptr_t)theirs;
+    wr.wr.atomic.rkey = b->mr->rkey;
+    *theirs = 40;
+    wr.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD;
+    wr.wr.atomic.compare_add = 2;
+    CHECK(ibv_post_send(a->qp, &wr, &bad) == 0);
+    struct ibv_wc wc = completion(a->send_cq);
+    CHECK(wc.status == IBV_WC_SUCCESS && wc.opcode == IBV_WC_FETCH_ADD && wc.byte_len == 8);
+    CHECK(*ours == 40 && *theirs == 42);
+    wr.opcode = IBV_WR_ATOMIC_CMP_AND_SWP;
+    for (uint64_t compare = 41; compare <= 42; compare++) {
+        wr.wr.atomic.compare_add = compare;
+        wr.wr.atomic.swap = 7;
+        CHECK(ibv_post_send(a->qp, &wr, &bad) == 0);
+        wc = completion(a->send_cq);
+        CHECK(wc.status == IBV_WC_SUCCESS && wc.opcode == IBV_WC_COMP_SWAP);
+        CHECK(*ours == 42 && *theirs == (compare == 42 ? 7 : 42));
+    }
+    wr.wr.atomic.remote_addr += 4;
+    CHECK(ibv_post_send(a->qp, &wr, &bad) == EINVAL && bad == &wr);
+}
+
 /* A chain that fails in its middle names the request at fault, and the others are posted. */
 static void bad_requests(struct end *a, struct end *b)
 {
@@ -186,8 +216,8 @@ static void bad_requests(struct end *a, struct end *b)
     first.send_flags = IBV_SEND_SIGNALED;
     CHECK(ibv_post_send(a->qp, &first, &bad) == EINVAL && bad == &many);
     CHECK(completion(a->send_cq).wr_id == 1);
-    struct ibv_send_wr atomic = {.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD};
-    CHECK(ibv_post_send(a->qp, &atomic, &bad) == EOPNOTSUPP && bad == &atomic);
+    struct ibv_send_wr bind = {.opcode = IBV_WR_BIND_MW};
+    CHECK(ibv_post_send(a->qp, &bind, &bad) == EOPNOTSUPP && bad == &bind);
 
     /* Memory that is not registered fails the request, and then the connection. */
     list[0].lkey ^= 1;
@@ -302,6 +332,7 @@ int main(void)
         connect_to(&a, &b);
         connect_to(&b, &a);
         transfers(&a, &b);
+        atomics(&a, &b);
         bad_requests(&a, &b);
     }
     refusals(&a);

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use invar_core::nic::{Access, Mtu, QpState, RecvWr, SendFlags, SendOpcode, SendWr, Sge, WcStatus};
-use invar_core::roce::{Aeth, Headers, IpDatagram, Opcode, Packet, Reth};
+use invar_core::roce::{Aeth, AtomicEth, Foreign, Headers, IpDatagram, Opcode, Packet, Reth};
 use invar_testkit::model::roce::{Attr, Memory, Peer};
 use invar_testkit::pcap::Reader;
 
@@ -148,6 +148,48 @@ fn answers_to_requests_are_those_of_rxe() {
             }
             assert_eq!(ours, rxe, "{kernel}/{name}");
             assert_eq!(side.qp.state(), QpState::Rts);
+        }
+    }
+}
+
+#[test]
+fn results_of_atomics_are_those_of_rxe() {
+    let results = |packets: &[(bool, Vec<u8>)]| {
+        let from_b = packets.iter().filter(|(from_a, _)| !from_a).map(|(_, bytes)| decode(bytes));
+        from_b.map(|packet| packet.headers).collect::<Vec<_>>()
+    };
+    for kernel in KERNELS {
+        for name in ["rc_atomic", "perf_atomic_cs", "perf_atomic_fa"] {
+            let packets = capture(kernel, name);
+            let rxe = results(&packets);
+            let first = decode(&packets[0].1).headers;
+            let psns = [0, first.bth.psn.get()];
+            let attr = Attr { psns, ..attr(&packets, Mtu::Mtu1024).peer() };
+            let mut side = Peer::new(&attr, vec![Memory::open()]);
+            let mut ours = Vec::new();
+            let requests = packets.iter().filter(|(from_a, _)| *from_a);
+            for ((_, bytes), answer) in requests.zip(&rxe) {
+                let request = decode(bytes).headers.foreign;
+                let (Some(Foreign::Atomic(atomic)), Some(Foreign::AtomicAck(ack))) =
+                    (request, answer.foreign)
+                else {
+                    panic!("{name} has atomics alone");
+                };
+                // Each atomic finds the word that rxe found.
+                let AtomicEth { va: addr, rkey: key, .. } = atomic;
+                let bytes_found = ack.0.to_ne_bytes().to_vec();
+                side.host.regions =
+                    vec![Memory { key, addr, bytes: bytes_found, ..Memory::open() }];
+                side.qp.handle_packet(0, &decode(bytes), &mut side.host);
+                ours.extend(side.transmit_all(0).into_iter().map(|(transmit, _)| transmit.headers));
+            }
+            let parts = |headers: &Headers| {
+                (headers.bth.opcode, headers.bth.psn, headers.aeth, headers.foreign)
+            };
+            let (ours, rxe): (Vec<_>, Vec<_>) =
+                (ours.iter().map(parts).collect(), rxe.iter().map(parts).collect());
+            assert_eq!(ours, rxe, "{kernel}/{name}");
+            assert!(rxe.len() >= 5 && side.qp.state() == QpState::Rts);
         }
     }
 }

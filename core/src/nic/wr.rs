@@ -34,6 +34,43 @@ pub enum SendOpcode {
     RdmaRead = 4,
 }
 
+/// An atomic operation on an aligned 8-byte word of the peer's memory (`ibv_send_wr::wr.atomic`). The word
+/// has the peer's byte order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Atomic {
+    /// Replaces the word by `swap` if it equals `compare`.
+    CompareSwap {
+        /// The value to compare the word with.
+        compare: u64,
+        /// The new word.
+        swap: u64,
+    },
+    /// Adds to the word and ignores the carry.
+    FetchAdd {
+        /// The number to add.
+        add: u64,
+    },
+}
+
+impl Atomic {
+    /// Length of the word in bytes.
+    pub const BYTES: u32 = 8;
+
+    /// Returns the word after the operation.
+    pub fn apply(self, word: u64) -> u64 {
+        match self {
+            Atomic::CompareSwap { compare, swap } => {
+                if word == compare {
+                    swap
+                } else {
+                    word
+                }
+            }
+            Atomic::FetchAdd { add } => word.wrapping_add(add),
+        }
+    }
+}
+
 bitflags::bitflags! {
     /// Flags of a send work request (`enum ibv_send_flags`).
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -152,6 +189,10 @@ impl WcOpcode {
     pub const RDMA_WRITE: Self = Self(1);
     /// Completion of a READ of this end.
     pub const RDMA_READ: Self = Self(2);
+    /// Completion of an atomic COMPARE_SWAP of this end.
+    pub const COMP_SWAP: Self = Self(3);
+    /// Completion of an atomic FETCH_ADD of this end.
+    pub const FETCH_ADD: Self = Self(4);
     /// Completion of a receive by a SEND of the peer.
     pub const RECV: Self = Self(128);
     /// Completion of a receive by a WRITE_WITH_IMM of the peer.

@@ -202,6 +202,11 @@ impl Opcode {
         })
     }
 
+    /// Returns whether a response with data answers this request: a READ or an atomic.
+    pub const fn asks_for_data(self) -> bool {
+        matches!(self, Self::READ_REQUEST | Self::COMPARE_SWAP | Self::FETCH_ADD)
+    }
+
     /// Returns whether the responder of a reliable connection sends this opcode: READ responses and
     /// acknowledges.
     pub const fn is_response(self) -> bool {

@@ -46,11 +46,12 @@ pub struct Headers {
     pub aeth: Option<Aeth>,
     /// Immediate data.
     pub imm: Option<ImmDt>,
-    /// A header of an operation that Invar never sends.
+    /// A header of an operation that Invar's own protocol does not use.
     pub foreign: Option<Foreign>,
 }
 
-/// Extension headers of operations that Invar does not use. A packet has at most one of them.
+/// Extension headers of operations that Invar's own protocol does not use. A packet has at most one of
+/// them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Foreign {
     /// Header of COMPARE_SWAP and FETCH_ADD.

@@ -39,6 +39,7 @@ mod counters;
 mod env;
 mod linger;
 mod pace;
+mod path;
 mod phase;
 mod psn_set;
 mod reorder;
@@ -51,11 +52,12 @@ mod timer;
 mod tuning;
 mod window;
 
-use super::{Bth, Headers, Opcode, Packet, Psn, pad_count};
+use super::{Packet, Psn};
 use crate::nic::{
-    Access, NicError, QpCap, QpOptions, QpState, QpTransition, RecvWr, SendFlags, SendOpcode,
-    SendWr, Verb, Wc, WcStatus,
+    Access, Atomic, NicError, QpCap, QpOptions, QpState, QpTransition, RecvWr, SendFlags,
+    SendOpcode, SendWr, Verb,
 };
+use path::{Path, RETH_BYTES};
 use requester::{Requester, SendWqe};
 use responder::{Receive, Responder};
 use state::{EINVAL, ENOMEM};
@@ -67,7 +69,7 @@ pub use phase::{RequesterPhase, ResponderPhase};
 pub use timer::{RNR_NS_MAX, ack_timeout_ns, rnr_timer_ns};
 pub use tuning::Tuning;
 
-/// Maximum number of outstanding READs: from a peer at a responder, and from a requester at its peer.
+/// Maximum number of outstanding READs and atomics: from a peer at a responder, and from a requester at its peer.
 pub const RD_ATOMIC_MAX: u8 = 16;
 /// Maximum length of one message in bytes.
 pub const MESSAGE_BYTES_MAX: u32 = 1 << 31;
@@ -83,23 +85,6 @@ pub const LONG_MTU_BYTES_MAX: u32 = 1 << 13;
 /// its headers must stay below the largest send of a device, usually 64 KiB. Otherwise the kernel cuts
 /// the train before the device, which is less than half as fast.
 pub const TRAIN_BYTES_MAX: u32 = 65_300;
-/// Maximum number of packets in a train. Linux before 6.9 takes no more in one call.
-const TRAIN_PACKETS_MAX: u32 = 64;
-
-/// The facts about a queue pair that its requester and its responder share.
-#[derive(Clone, Copy, Default)]
-struct Path {
-    qpn: u32,
-    dest_qp: u32,
-    mtu_bytes: u32,
-    /// Number of payload bytes by which the first packet of a multi-packet WRITE is shorter than the
-    /// others.
-    first_less: u32,
-    /// Number of full-length packets in a train.
-    train_packets: u32,
-    access: Access,
-    adaptive: bool,
-}
 
 /// The queue pair must go to ERR. Whoever returns this value has completed the work request at fault.
 struct Fatal;
@@ -107,7 +92,7 @@ struct Fatal;
 /// One end of a reliable connection, with room for `SQ` sends and `RQ` receives. Both must be powers
 /// of two.
 ///
-/// The state takes 64 bytes a send, 32 bytes a receive, and 2.9 KB more: 43 KB for 512 sends and 256
+/// The state takes 64 bytes a send, 32 bytes a receive, and 3.2 KB more: 44 KB for 512 sends and 256
 /// receives.
 pub struct Qp<const SQ: usize, const RQ: usize> {
     state: QpState,
@@ -254,6 +239,29 @@ impl<const SQ: usize, const RQ: usize> Qp<SQ, RQ> {
         self.post_send_work(SendWqe::new(wr, true), env)
     }
 
+    /// Posts an atomic operation, whose result goes to the one buffer of `wr`. The opcode of `wr` has no
+    /// meaning. The function returns the slot in which the adapter keeps the operation, for
+    /// [`Env::atomic`].
+    ///
+    /// # Errors
+    /// The errors of [`Qp::post_send`]. `EINVAL`: the buffer has less than 8 bytes, or the peer's address
+    /// is no multiple of 8.
+    pub fn post_atomic(
+        &mut self,
+        wr: &SendWr,
+        atomic: Atomic,
+        env: &mut impl Env,
+    ) -> Result<u16, NicError> {
+        let refuse = |cause| Err(NicError::new(Verb::PostSend, EINVAL, cause));
+        if wr.sge.length < Atomic::BYTES {
+            return refuse("the result of an atomic needs 8 bytes");
+        }
+        if !wr.remote_addr.is_multiple_of(Atomic::BYTES.into()) {
+            return refuse("the address of an atomic is no multiple of 8");
+        }
+        self.post_send_work(SendWqe::atomic(wr, atomic), env)
+    }
+
     fn post_send_work(&mut self, wqe: SendWqe, env: &mut impl Env) -> Result<u16, NicError> {
         let wr = &wqe.wr;
         let refuse = |errno, cause| Err(NicError::new(Verb::PostSend, errno, cause));
@@ -265,13 +273,13 @@ impl<const SQ: usize, const RQ: usize> Qp<SQ, RQ> {
             return refuse(EINVAL, "message exceeds 2^31 bytes");
         }
         if inline && wr.opcode == SendOpcode::RdmaRead {
-            return refuse(EINVAL, "an RDMA READ cannot be inline");
+            return refuse(EINVAL, "an RDMA READ or atomic cannot be inline");
         }
         if inline && wr.sge.length > self.cap.max_inline_data {
             return refuse(EINVAL, "more bytes inline than max_inline_data");
         }
         if wr.opcode == SendOpcode::RdmaRead && !self.requester.may_read() {
-            return refuse(EINVAL, "an RDMA READ with max_rd_atomic 0");
+            return refuse(EINVAL, "an RDMA READ or atomic with max_rd_atomic 0");
         }
         if self.requester.posted() >= self.cap.max_send_wr {
             return refuse(ENOMEM, "send queue full");
@@ -447,37 +455,6 @@ impl<const SQ: usize, const RQ: usize> Qp<SQ, RQ> {
     }
 }
 
-impl Path {
-    /// Number of packets of a message of `len` bytes. An empty message takes one packet.
-    fn packets(&self, len: u32) -> u32 {
-        len.div_ceil(self.mtu_bytes).max(1)
-    }
-
-    /// Number of packets in a train from the middle of a WRITE.
-    fn packets_in_a_train(&self) -> u32 {
-        let (bth, reth, icrc) = (12, if self.adaptive { RETH_BYTES } else { 0 }, 4);
-        (TRAIN_BYTES_MAX / (self.mtu_bytes + bth + reth + icrc)).min(TRAIN_PACKETS_MAX)
-    }
-
-    /// Builds a packet for the peer.
-    fn transmit(&self, opcode: Opcode, psn: Psn, payload: Payload) -> Transmit {
-        let bth = Bth {
-            opcode,
-            pad_count: pad_count(payload.len()),
-            pkey: DEFAULT_PKEY,
-            dest_qp: self.dest_qp,
-            psn,
-            ..Bth::default()
-        };
-        Transmit { headers: Headers { bth, ..Headers::default() }, payload, following: 0 }
-    }
-
-    /// Builds a completion that reports only its status.
-    fn completion(&self, wr_id: u64, status: WcStatus) -> Wc {
-        Wc { wr_id, status, qp_num: self.qpn, ..Wc::default() }
-    }
-}
-
 /// Returns the earlier of two deadlines, where `None` means never.
 fn earlier(a: Option<u64>, b: Option<u64>) -> Option<u64> {
     match (a, b) {
@@ -485,11 +462,6 @@ fn earlier(a: Option<u64>, b: Option<u64>) -> Option<u64> {
         (a, b) => a.or(b),
     }
 }
-
-const RETH_BYTES: u32 = 16;
-
-/// The only partition that RoCE has.
-const DEFAULT_PKEY: u16 = 0xffff;
 
 #[cfg(test)]
 mod tests;

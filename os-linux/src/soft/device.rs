@@ -9,6 +9,7 @@
 //! [`Device::next_deadline_ns`]. The cost of a call does not grow with the number of queue pairs; only
 //! [`Device::counters`] is an exception.
 
+mod atomic;
 mod completion;
 mod counters;
 mod linger;

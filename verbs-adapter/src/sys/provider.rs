@@ -28,6 +28,21 @@ pub type QueryDeviceEx =
 pub type CreateQpEx =
     unsafe extern "C" fn(*mut ibv_context, *mut ibv_qp_init_attr_ex) -> *mut super::ibv_qp;
 
+/// `wr.atomic` of `struct ibv_send_wr`, at the place of `remote_addr`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct ibv_wr_atomic {
+    pub remote_addr: u64,
+    pub compare_add: u64,
+    pub swap: u64,
+    pub rkey: u32,
+}
+
+pub const IBV_WR_ATOMIC_CMP_AND_SWP: u32 = 5;
+pub const IBV_WR_ATOMIC_FETCH_AND_ADD: u32 = 6;
+/// Atomics are atomic with respect to processors and other devices too.
+pub const IBV_ATOMIC_GLOB: u32 = 2;
+
 #[repr(C)]
 pub struct ibv_comp_channel {
     pub context: *mut ibv_context,

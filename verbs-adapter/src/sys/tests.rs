@@ -97,6 +97,15 @@ fn rows() -> Vec<Row> {
             let of = |field| format!("offsetof(struct verbs_context, {field})");
             rows.push((format!("{} - {}", of(field), of("query_port")), ours));
         }
+        for (field, ours) in [
+            ("remote_addr", offset_of!(provider::ibv_wr_atomic, remote_addr)),
+            ("compare_add", offset_of!(provider::ibv_wr_atomic, compare_add)),
+            ("swap", offset_of!(provider::ibv_wr_atomic, swap)),
+            ("rkey", offset_of!(provider::ibv_wr_atomic, rkey)),
+        ] {
+            let field = format!("offsetof(struct ibv_send_wr, wr.atomic.{field})");
+            rows.push((field, offset_of!(ibv_send_wr, remote_addr) + ours));
+        }
         use provider::*;
         constants! { rows;
             IBV_NODE_CA, IBV_TRANSPORT_IB, IBV_DEVICE_CURR_QP_STATE_MOD, IBV_DEVICE_SYS_IMAGE_GUID,

@@ -1,6 +1,6 @@
 //! The interface between a queue pair and its host.
 
-use crate::nic::{Access, Wc};
+use crate::nic::{Access, Atomic, Wc};
 use crate::roce::Headers;
 
 /// The services that a host offers to its queue pairs.
@@ -52,6 +52,21 @@ pub trait Env {
         payload: &[u8],
     ) -> Result<(), AccessFault> {
         let _ = (queue, slot, offset, payload);
+        Err(AccessFault)
+    }
+    /// Returns the operation that the adapter keeps for an atomic of the send queue
+    /// ([`Qp::post_atomic`](super::Qp::post_atomic)). `None` fails the request.
+    fn atomic(&mut self, slot: u16) -> Option<Atomic> {
+        let _ = slot;
+        None
+    }
+    /// Carries out an atomic operation on 8 bytes that [`Env::resolve`] has just returned, and returns
+    /// the word before the operation.
+    ///
+    /// # Errors
+    /// The word is not aligned in memory.
+    fn update(&mut self, at: Region, atomic: Atomic) -> Result<u64, AccessFault> {
+        let _ = (at, atomic);
         Err(AccessFault)
     }
     /// Reports that a work request ended. Everything placed before belongs to this work request or to

@@ -38,7 +38,7 @@ pub(super) struct Requester<const SQ: usize> {
     next: Psn,
     /// One past the newest PSN ever sent.
     end: Psn,
-    /// Number of READ requests between `oldest` and `next`.
+    /// Number of READ requests and atomics between `oldest` and `next`.
     reads: u8,
     max_rd_atomic: u8,
     /// The packets in flight are marked (adaptive routing).
@@ -313,7 +313,7 @@ impl<const SQ: usize> Requester<SQ> {
         if self.next.since(self.end) > 0 {
             self.end = self.next;
         }
-        self.reads += u8::from(opcode == Opcode::READ_REQUEST);
+        self.reads += u8::from(opcode.asks_for_data());
         self.cursor_packet += psns;
         if self.queue.get(self.cursor).is_some_and(|wqe| self.cursor_packet >= wqe.packets) {
             self.cursor = self.cursor.wrapping_add(1);

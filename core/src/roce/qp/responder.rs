@@ -1,8 +1,10 @@
 //! The responder handles request packets (IBTA §9.7.4), writes memory and completes receives. The
-//! answers are in `responder/answer.rs`, and adaptive routing is in `responder/marked.rs`.
+//! answers are in `responder/answer.rs`, atomics in `responder/atomic.rs`, and adaptive routing is in `responder/marked.rs`.
 
 mod answer;
+mod atomic;
 mod marked;
+mod operation;
 
 use heapless::{HistoryBuf, Vec};
 
@@ -13,8 +15,10 @@ use crate::nic::{Access, RecvWr, RtrAttr, Sge, Wc, WcFlags, WcOpcode, WcStatus};
 use crate::roce::{Headers, ImmDt, NakCode, Opcode, Packet, Position, Psn, Reth};
 pub(super) use answer::Answer;
 use answer::{Due, Reply};
+pub(super) use operation::is_acknowledged;
+use operation::{Operation, operation, permitted, uses_receive};
 
-/// Maximum number of READs that the responder answers at a time: first answers and repeated ones.
+/// Maximum number of READs and atomics that the responder answers at a time: first answers and repeated ones.
 const REPLIES_MAX: usize = 2 * RD_ATOMIC_MAX as usize;
 
 /// The message that has begun and not ended.
@@ -46,11 +50,16 @@ const TOO_LONG: Refusal = Refusal::Error(NakCode::RemoteOperationalError, WcStat
 const NO_LOCAL_ACCESS: Refusal =
     Refusal::Error(NakCode::RemoteOperationalError, WcStatus::LOC_PROT_ERR);
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Operation {
-    Send,
-    Write,
-    Read,
+/// What the responder keeps of a READ or atomic, to answer a duplicate.
+#[derive(Clone, Copy)]
+enum Answered {
+    Read {
+        packets: u32,
+    },
+    /// The word before the operation, which must not be carried out twice.
+    Atomic {
+        word: u64,
+    },
 }
 
 /// The parts of a receive request that the engine needs.
@@ -81,10 +90,10 @@ pub(super) struct Responder<const RQ: usize> {
     due: Due,
     /// The marked packet before the expected one asked for an acknowledge.
     asked_before: bool,
-    /// READs to be answered, in the order of their PSNs.
+    /// READs and atomics to be answered, in the order of their PSNs.
     replies: Vec<Reply, REPLIES_MAX>,
-    /// First PSN and number of packets of the latest READs. The peer may repeat only these READs.
-    reads: HistoryBuf<(Psn, u32), { RD_ATOMIC_MAX as usize }>,
+    /// First PSN and outcome of the latest READs and atomics. The peer may repeat only these.
+    answered: HistoryBuf<(Psn, Answered), { RD_ATOMIC_MAX as usize }>,
     reorder: Reorder,
     min_rnr_timer: u8,
     max_dest_rd_atomic: u8,
@@ -104,7 +113,7 @@ impl<const RQ: usize> Responder<RQ> {
             due: Due::default(),
             asked_before: true,
             replies: Vec::new(),
-            reads: HistoryBuf::new(),
+            answered: HistoryBuf::new(),
             reorder,
             min_rnr_timer: 0,
             max_dest_rd_atomic: 0,
@@ -194,8 +203,8 @@ impl<const RQ: usize> Responder<RQ> {
         }
         match self.execute(packet, path, env) {
             Ok(psns) => {
-                // READ responses acknowledge the READ and all requests before it.
-                let read = bth.opcode == Opcode::READ_REQUEST;
+                // A response with data acknowledges its request and all requests before it.
+                let read = bth.opcode.asks_for_data();
                 let wanted = bth.ack_req || self.answer == Answer::Ack;
                 if self.answer != Answer::Ack {
                     self.due = Due { short: true, silent: true, since_ns: now };
@@ -259,6 +268,7 @@ impl<const RQ: usize> Responder<RQ> {
             Operation::Send => self.execute_send(packet, position, path, env)?,
             Operation::Write => self.execute_write(packet, position, path, env)?,
             Operation::Read => return self.execute_read(&packet.headers, path, env),
+            Operation::Atomic => return self.execute_atomic(&packet.headers, env),
         }
         if position.ends() {
             self.message = ResponderMessage::None;
@@ -361,7 +371,7 @@ impl<const RQ: usize> Responder<RQ> {
         let psn = headers.bth.psn;
         let packets = path.packets(reth.dma_len);
         self.count_message();
-        self.reads.write((psn, packets));
+        self.answered.write((psn, Answered::Read { packets }));
         self.reply(Reply::new(psn, &reth, self.msn));
         Ok(packets)
     }
@@ -371,6 +381,8 @@ impl<const RQ: usize> Responder<RQ> {
         let opcode = headers.bth.opcode;
         if operation(opcode) == Some(Operation::Read) {
             self.repeat_read(headers, path, env);
+        } else if operation(opcode) == Some(Operation::Atomic) {
+            self.repeat_atomic(headers, path);
         } else if is_acknowledged(opcode) {
             self.acknowledge();
         }
@@ -384,11 +396,12 @@ impl<const RQ: usize> Responder<RQ> {
         let packets = path.packets(reth.dma_len);
         // Number of packets from the start of the original READ to the repeated piece, if the piece
         // lies within the READ.
-        let piece = |&(first, count): &(Psn, u32)| {
+        let piece = |&(first, answered): &(Psn, Answered)| {
+            let Answered::Read { packets: count } = answered else { return None };
             let skipped = u32::try_from(psn.since(first)).ok()?;
             (skipped.saturating_add(packets) <= count).then_some(skipped)
         };
-        let Some(skipped) = self.reads.as_slice().iter().find_map(piece) else { return };
+        let Some(skipped) = self.answered.as_slice().iter().find_map(piece) else { return };
         let pending = self.replies.iter().any(|reply| reply.covers(psn, path));
         let room = self.unanswered(true) < usize::from(RD_ATOMIC_MAX);
         let access = check_memory(reth.va, reth.rkey, reth.dma_len, Access::REMOTE_READ, env);
@@ -427,36 +440,6 @@ impl<const RQ: usize> Responder<RQ> {
 
     fn count_message(&mut self) {
         self.msn = (self.msn + 1) & Psn::MASK;
-    }
-}
-
-fn operation(opcode: Opcode) -> Option<Operation> {
-    match opcode {
-        Opcode(0x00..=0x05) => Some(Operation::Send),
-        Opcode(0x06..=0x0b) => Some(Operation::Write),
-        Opcode::READ_REQUEST => Some(Operation::Read),
-        _ => None,
-    }
-}
-
-/// Returns whether a request is answered by an acknowledge rather than by READ responses.
-pub(super) fn is_acknowledged(opcode: Opcode) -> bool {
-    matches!(operation(opcode), Some(Operation::Send | Operation::Write))
-}
-
-fn uses_receive(opcode: Opcode) -> bool {
-    use Operation::Send;
-    operation(opcode) == Some(Send)
-        || matches!(opcode, Opcode::WRITE_LAST_IMM | Opcode::WRITE_ONLY_IMM)
-}
-
-/// Returns whether the queue pair permits this operation. As in rxe, a forbidden operation is an
-/// invalid request.
-fn permitted(operation: Operation, path: &Path) -> bool {
-    match operation {
-        Operation::Send => true,
-        Operation::Write => path.access.contains(Access::REMOTE_WRITE),
-        Operation::Read => path.access.contains(Access::REMOTE_READ),
     }
 }
 

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use invar_core::nic::{Access, Sge, Wc};
+use invar_core::nic::{Access, Atomic, Sge, Wc};
 use invar_core::roce::qp::{AccessFault, Env, Payload, Queue, Region, Side};
 
 use super::completion::CompletionQueue;
@@ -19,6 +19,8 @@ pub(super) struct Posted {
     pub(super) inline: Inline,
     pub(super) send_lists: Lists,
     pub(super) recv_lists: Lists,
+    /// Atomics by slot of the send queue. The list is empty until the first atomic.
+    pub(super) atomics: Vec<Option<Atomic>>,
 }
 
 /// Copies of inline data, by slot of the send queue.
@@ -105,6 +107,14 @@ impl Env for QpEnv<'_, '_> {
         Ok(())
     }
 
+    fn atomic(&mut self, slot: u16) -> Option<Atomic> {
+        self.posted.atomics.get(usize::from(slot)).copied().flatten()
+    }
+
+    fn update(&mut self, at: Region, atomic: Atomic) -> Result<u64, AccessFault> {
+        self.device.regions.update(at, atomic)
+    }
+
     #[inline]
     fn complete(&mut self, queue: Queue, wc: Wc, solicited: bool) {
         let number = match queue {
@@ -129,6 +139,7 @@ impl Posted {
         inline: Inline { bytes: Vec::new(), slot_bytes: 0 },
         send_lists: Lists { sges: Vec::new(), slot_sges: 0 },
         recv_lists: Lists { sges: Vec::new(), slot_sges: 0 },
+        atomics: Vec::new(),
     };
 
     /// Whether a completion queue of the queue pair overflowed.

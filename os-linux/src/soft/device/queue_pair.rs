@@ -1,6 +1,8 @@
 //! A queue pair of the device: the engine, and the device's knowledge of the peer.
 
-use invar_core::nic::{Access, NicError, QpCap, QpState, QpTransition, RecvWr, SendWr, Sge, Verb};
+use invar_core::nic::{
+    Access, Atomic, NicError, QpCap, QpState, QpTransition, RecvWr, SendWr, Sge, Verb,
+};
 use invar_core::roce::Packet;
 use invar_core::roce::Psn;
 use invar_core::roce::qp::{
@@ -114,6 +116,7 @@ impl QueuePair {
                 inline: Inline { bytes: vec![0; sends * slot_bytes], slot_bytes },
                 send_lists: Lists::new(sends, send_sges_max),
                 recv_lists: Lists::new(recvs, recv_sges_max),
+                atomics: Vec::new(),
             },
             path: None,
             listed: false,
@@ -198,6 +201,25 @@ impl QueuePair {
         let device = env;
         let slot = engine!(engine, qp => qp.post_send_list(&wr, &mut QpEnv { device, posted }))?;
         posted.send_lists.set(slot, list);
+        Ok(())
+    }
+
+    /// Posts an atomic.
+    pub(super) fn post_atomic(
+        &mut self,
+        wr: &SendWr,
+        atomic: Atomic,
+        env: &mut DeviceEnv<'_>,
+    ) -> Result<(), NicError> {
+        let QueuePair { engine, posted, .. } = self;
+        let device = env;
+        let slot =
+            engine!(engine, qp => qp.post_atomic(wr, atomic, &mut QpEnv { device, posted }))?;
+        let slot = usize::from(slot);
+        if posted.atomics.len() <= slot {
+            posted.atomics.resize(slot + 1, None);
+        }
+        posted.atomics[slot] = Some(atomic);
         Ok(())
     }
 

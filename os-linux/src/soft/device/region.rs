@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use invar_core::nic::{Access, Memory};
+use invar_core::nic::{Access, Atomic, Memory};
 use invar_core::roce::qp::{AccessFault, Region, Side};
 
 use super::table::Table;
@@ -115,6 +115,16 @@ impl Regions {
             let placed = region.memory.write_at(to.offset as usize, bytes);
             debug_assert_eq!(placed, Ok(()), "resolved");
         }
+    }
+
+    /// Carries out an atomic on a resolved word and returns the word before.
+    ///
+    /// # Errors
+    /// The word is not aligned in memory, or the region has ended since.
+    pub(super) fn update(&self, at: Region, atomic: Atomic) -> Result<u64, AccessFault> {
+        let region = self.table.get(at.index).ok_or(AccessFault)?;
+        let update = |word| atomic.apply(word);
+        region.memory.update_at(at.offset as usize, update).ok_or(AccessFault)
     }
 
     /// Returns the memory, offset and length of a resolved range, or `None` if the region has ended

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use invar_core::nic::{Access, NicError, QpCap, RecvWr, SendWr, Sge, Verb};
+use invar_core::nic::{Access, Atomic, NicError, QpCap, RecvWr, SendWr, Sge, Verb};
 
 use super::{Cq, Mr, Pd, Qp, SoftNic};
 use crate::memory::HostMemory;
@@ -147,6 +147,11 @@ impl Posting<'_> {
         fill: impl FnOnce(&mut [u8]),
     ) -> Result<(), NicError> {
         self.device.post_send_filled(self.qpn, wr, fill)
+    }
+
+    /// Posts an atomic; see [`Device::post_atomic`].
+    pub fn atomic(&mut self, wr: &SendWr, atomic: Atomic) -> Result<(), NicError> {
+        self.device.post_atomic(self.qpn, wr, atomic)
     }
 
     /// Posts a receive with at most one buffer; see [`Device::post_recv`].

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use invar_core::nic::{Access, Wc};
+use invar_core::nic::{Access, Atomic, Wc};
 use invar_core::roce::qp::{AccessFault, Env, Payload, Queue, Region, Side};
 
 /// A registered region. Its lkey and rkey are equal.
@@ -21,7 +21,10 @@ pub struct Memory {
 impl Memory {
     /// A region of 16 KiB of zeros with all access rights.
     pub fn open() -> Memory {
-        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
+        let access = Access::LOCAL_WRITE
+            | Access::REMOTE_WRITE
+            | Access::REMOTE_READ
+            | Access::REMOTE_ATOMIC;
         Memory { key: 0x77, addr: 0x10_0000, access, bytes: vec![0; 16 * 1024] }
     }
 }
@@ -37,6 +40,8 @@ pub struct Host {
     pub receives: Vec<Wc>,
     /// The inline bytes, by slot.
     pub inline: BTreeMap<u16, Vec<u8>>,
+    /// The operations of posted atomics, by slot.
+    pub atomics: BTreeMap<u16, Atomic>,
 }
 
 impl Host {
@@ -78,6 +83,18 @@ impl Env for Host {
     fn place(&mut self, to: Region, payload: &[u8]) {
         let at = to.offset as usize;
         self.regions[to.index as usize].bytes[at..at + payload.len()].copy_from_slice(payload);
+    }
+
+    fn atomic(&mut self, slot: u16) -> Option<Atomic> {
+        self.atomics.get(&slot).copied()
+    }
+
+    fn update(&mut self, at: Region, atomic: Atomic) -> Result<u64, AccessFault> {
+        let start = at.offset as usize;
+        let word = &mut self.regions[at.index as usize].bytes[start..start + 8];
+        let before = u64::from_ne_bytes(word.try_into().unwrap());
+        word.copy_from_slice(&atomic.apply(before).to_ne_bytes());
+        Ok(before)
     }
 
     fn complete(&mut self, queue: Queue, wc: Wc, _: bool) {

@@ -3,8 +3,8 @@
 use std::iter;
 
 use invar_core::nic::{
-    Access, Mtu, QpCap, QpOptions, QpTransition, RecvWr, RtrAttr, RtsAttr, SendFlags, SendOpcode,
-    SendWr, Sge, WcStatus,
+    Access, Atomic, Mtu, QpCap, QpOptions, QpTransition, RecvWr, RtrAttr, RtsAttr, SendFlags,
+    SendOpcode, SendWr, Sge, WcStatus,
 };
 use invar_core::roce::qp::{Qp, Transmit, Tuning};
 use invar_core::roce::{Aeth, Bth, Headers, Opcode, Packet, Psn, Syndrome};
@@ -37,7 +37,7 @@ impl Default for Attr {
             qpns: [0x11, 0x12],
             psns: [0xff_fffa, 0x100],
             depth: 64,
-            access: Access::REMOTE_WRITE | Access::REMOTE_READ,
+            access: Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC,
             mtu: Mtu::Mtu1024,
             long_mtu_bytes: 0,
             adaptive: false,
@@ -161,6 +161,22 @@ impl Peer {
             ..SendWr::default()
         };
         self.qp.post_send(&wr, &mut self.host).unwrap();
+    }
+
+    /// Posts a signaled atomic on the word at `offset` of the peer's first region. The result goes to the
+    /// start of this end's equal one.
+    pub fn post_atomic(&mut self, wr_id: u64, offset: u64, atomic: Atomic) {
+        let Memory { key, addr, .. } = self.host.regions[0];
+        let wr = SendWr {
+            wr_id,
+            remote_addr: addr + offset,
+            sge: Sge { addr, length: Atomic::BYTES, lkey: key },
+            rkey: key,
+            flags: SendFlags::SIGNALED,
+            ..SendWr::default()
+        };
+        let slot = self.qp.post_atomic(&wr, atomic, &mut self.host).unwrap();
+        self.host.atomics.insert(slot, atomic);
     }
 
     /// Posts a receive into the first region.

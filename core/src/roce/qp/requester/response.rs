@@ -4,7 +4,7 @@ use super::{Requester, SendWqe};
 use crate::nic::{Access, SendFlags, Wc, WcStatus};
 use crate::roce::qp::ring::QueueRing;
 use crate::roce::qp::{Counters, Env, Fatal, Path, Queue, Side};
-use crate::roce::{NakCode, Opcode, Packet, Psn, Syndrome};
+use crate::roce::{AtomicAckEth, Foreign, NakCode, Opcode, Packet, Psn, Syndrome};
 
 impl<const SQ: usize> Requester<SQ> {
     pub(in crate::roce::qp) fn handle_response(
@@ -239,10 +239,16 @@ impl<const SQ: usize> Requester<SQ> {
         let Some(wqe) = self.queue.front() else { return bad_response };
         let bth = &packet.headers.bth;
         let Some(position) = bth.opcode.position() else { return bad_response };
-        if !wqe.is_read()
-            || bth.opcode == Opcode::ATOMIC_ACKNOWLEDGE
-            || !matches!(syndrome, None | Some(Syndrome::Ack { .. }))
-        {
+        let word;
+        let data = match (wqe.atomic, packet.headers.foreign) {
+            (None, None) => packet.payload,
+            (Some(_), Some(Foreign::AtomicAck(AtomicAckEth(original)))) => {
+                word = original.to_ne_bytes();
+                &word
+            }
+            _ => return bad_response,
+        };
+        if !wqe.is_read() || !matches!(syndrome, None | Some(Syndrome::Ack { .. })) {
             return bad_response;
         }
         let index = bth.psn.since(wqe.first) as u32;
@@ -251,18 +257,18 @@ impl<const SQ: usize> Requester<SQ> {
         let ends = index + 1 == wqe.read_request_end(index);
         // In rxe, the start of a repeated request decides whether its first response is a FIRST. So
         // check only the end.
-        if position.ends() != ends || packet.payload.len() != len as usize {
+        if position.ends() != ends || data.len() != len as usize {
             return bad_response;
         }
         if len > 0 && wqe.has_list {
             let slot = QueueRing::<SendWqe, SQ>::slot(self.queue.head());
-            let placed = env.scatter(Queue::Send, slot, offset, packet.payload);
+            let placed = env.scatter(Queue::Send, slot, offset, data);
             placed.map_err(|_| WcStatus::LOC_PROT_ERR)?;
         } else if len > 0 {
             let sge = &wqe.wr.sge;
             let addr = sge.addr.wrapping_add(u64::from(offset));
             let to = env.resolve(sge.lkey, addr, len, Access::LOCAL_WRITE, Side::Local);
-            env.place(to.map_err(|_| WcStatus::LOC_PROT_ERR)?, packet.payload);
+            env.place(to.map_err(|_| WcStatus::LOC_PROT_ERR)?, data);
         }
         let done = index + 1 == wqe.packets;
         self.reads = self.reads.saturating_sub(u8::from(ends));

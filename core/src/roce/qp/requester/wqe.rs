@@ -1,8 +1,8 @@
 //! Work requests on the send queue, and how they are cut into packets.
 
-use crate::nic::{Access, SendFlags, SendOpcode, SendWr, Sge, WcOpcode, WcStatus};
+use crate::nic::{Access, Atomic, SendFlags, SendOpcode, SendWr, Sge, WcOpcode, WcStatus};
 use crate::roce::qp::{Env, Path, Payload, Side, Transmit};
-use crate::roce::{ImmDt, Opcode, Psn, Reth};
+use crate::roce::{AtomicEth, Foreign, ImmDt, Opcode, Psn, Reth};
 
 /// Maximum length of one READ request in packets. A longer READ becomes several requests, cut at
 /// multiples of this number, so that the window bounds the peer's responses. A repeated request stays
@@ -39,6 +39,14 @@ pub(in crate::roce::qp) struct SendWqe {
     pub(super) status: WcStatus,
     /// The adapter keeps a list of buffers for this work request; `wr.sge` has only their length.
     pub(super) has_list: bool,
+    /// The request is an atomic, whose operands the adapter keeps. For the rest it is like a READ.
+    pub(super) atomic: Option<AtomicKind>,
+}
+
+#[derive(Clone, Copy)]
+pub(super) enum AtomicKind {
+    CompareSwap,
+    FetchAdd,
 }
 
 impl SendWqe {
@@ -47,6 +55,18 @@ impl SendWqe {
         SendWqe { wr: wr.into(), has_list, ..SendWqe::default() }
     }
 
+    /// An atomic that has not started.
+    pub(in crate::roce::qp) fn atomic(wr: &SendWr, atomic: Atomic) -> Self {
+        let kind = match atomic {
+            Atomic::CompareSwap { .. } => AtomicKind::CompareSwap,
+            Atomic::FetchAdd { .. } => AtomicKind::FetchAdd,
+        };
+        let sge = Sge { length: Atomic::BYTES, ..wr.sge };
+        let wr = SendWr { opcode: SendOpcode::RdmaRead, sge, ..*wr };
+        SendWqe { atomic: Some(kind), ..SendWqe::new(&wr, false) }
+    }
+
+    /// Returns whether the request is a READ or an atomic: a response with data ends it.
     pub(super) fn is_read(&self) -> bool {
         self.wr.opcode == SendOpcode::RdmaRead
     }
@@ -61,6 +81,11 @@ impl SendWqe {
     }
 
     pub(super) fn wc_opcode(&self) -> WcOpcode {
+        match self.atomic {
+            Some(AtomicKind::CompareSwap) => return WcOpcode::COMP_SWAP,
+            Some(AtomicKind::FetchAdd) => return WcOpcode::FETCH_ADD,
+            None => {}
+        }
         match self.wr.opcode {
             SendOpcode::RdmaWrite | SendOpcode::RdmaWriteWithImm => WcOpcode::RDMA_WRITE,
             SendOpcode::Send | SendOpcode::SendWithImm => WcOpcode::SEND,
@@ -119,6 +144,9 @@ impl SendWqe {
             rkey: wr.rkey,
             dma_len,
         };
+        if self.atomic.is_some() {
+            return self.atomic_packet(env.atomic(slot)?, psn, path);
+        }
         if self.is_read() {
             let wanted = (self.read_request_end(packet) - packet) * path.mtu_bytes;
             let mut transmit = path.transmit(Opcode::READ_REQUEST, psn, Payload::None);
@@ -144,6 +172,19 @@ impl SendWqe {
             _ if !marked || with_imm(opcode) => Some(reth(0, wr.sge.length)),
             _ => Some(reth(offset, len)),
         };
+        Some(transmit)
+    }
+
+    fn atomic_packet(&self, atomic: Atomic, psn: Psn, path: &Path) -> Option<Transmit> {
+        let (opcode, swap_or_add, compare) = match atomic {
+            Atomic::CompareSwap { compare, swap } => (Opcode::COMPARE_SWAP, swap, compare),
+            Atomic::FetchAdd { add } => (Opcode::FETCH_ADD, add, 0),
+        };
+        let mut transmit = path.transmit(opcode, psn, Payload::None);
+        let Work { remote_addr: va, rkey, .. } = self.wr;
+        transmit.headers.foreign =
+            Some(Foreign::Atomic(AtomicEth { va, rkey, swap_or_add, compare }));
+        transmit.headers.bth.ack_req = true;
         Some(transmit)
     }
 

@@ -7,7 +7,7 @@
 use super::Responder;
 use crate::nic::Access;
 use crate::roce::qp::{Counters, Env, Fatal, Path, Payload, Side, Transmit};
-use crate::roce::{Aeth, NakCode, Opcode, Psn, Reth, Syndrome};
+use crate::roce::{Aeth, AtomicAckEth, Foreign, NakCode, Opcode, Psn, Reth, Syndrome};
 
 /// The acknowledge or NAK to send.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
@@ -36,12 +36,11 @@ pub(super) struct Due {
     pub(super) since_ns: u64,
 }
 
-/// The unanswered rest of a READ.
+/// The unanswered rest of a READ, or the answer to an atomic.
 #[derive(Clone, Copy)]
 pub(super) struct Reply {
     psn: Psn,
-    va: u64,
-    rkey: u32,
+    data: Data,
     left: u32,
     msn: u32,
     /// A part of the READ was answered already.
@@ -50,10 +49,26 @@ pub(super) struct Reply {
     repeated: bool,
 }
 
+#[derive(Clone, Copy)]
+enum Data {
+    Memory {
+        va: u64,
+        rkey: u32,
+    },
+    /// The word before an atomic.
+    Word(u64),
+}
+
 impl Reply {
     pub(super) fn new(psn: Psn, reth: &Reth, msn: u32) -> Reply {
         let Reth { va, rkey, dma_len } = *reth;
-        Reply { psn, va, rkey, left: dma_len, msn, begun: false, repeated: false }
+        let data = Data::Memory { va, rkey };
+        Reply { psn, data, left: dma_len, msn, begun: false, repeated: false }
+    }
+
+    /// Answers an atomic by the word before the operation.
+    pub(super) fn atomic(psn: Psn, word: u64, msn: u32, repeated: bool) -> Reply {
+        Reply { psn, data: Data::Word(word), left: 0, msn, begun: false, repeated }
     }
 
     /// Answers a duplicate. If the duplicate asks for the rest of a READ, the answer goes on with
@@ -96,12 +111,12 @@ impl<const RQ: usize> Responder<RQ> {
         self.due.silent
     }
 
-    /// Number of READs that are being answered for the first time, or again if `repeated`.
+    /// Number of READs and atomics that are being answered for the first time, or again if `repeated`.
     pub(super) fn unanswered(&self, repeated: bool) -> usize {
         self.replies.iter().filter(|reply| reply.repeated == repeated).count()
     }
 
-    /// Queues the answer to a READ. The caller has checked that there is room.
+    /// Queues the answer to a READ or atomic. The caller has checked that there is room.
     pub(super) fn reply(&mut self, reply: Reply) {
         let before = |other: &&Reply| other.psn.since(reply.psn) <= 0;
         let at = self.replies.iter().take_while(before).count();
@@ -179,12 +194,24 @@ impl Answer {
 impl Reply {
     /// Builds the next response and steps past it. `None` means that its memory does not exist.
     fn next_response(&mut self, path: &Path, env: &mut impl Env) -> Option<Transmit> {
+        let syndrome = Syndrome::Ack { credits: Syndrome::CREDITS_INVALID };
+        let aeth = Some(Aeth { syndrome, msn: self.msn });
+        let (va, rkey) = match self.data {
+            Data::Memory { va, rkey } => (va, rkey),
+            Data::Word(word) => {
+                let mut transmit =
+                    path.transmit(Opcode::ATOMIC_ACKNOWLEDGE, self.psn, Payload::None);
+                transmit.headers.aeth = aeth;
+                transmit.headers.foreign = Some(Foreign::AtomicAck(AtomicAckEth(word)));
+                return Some(transmit);
+            }
+        };
         let len = self.left.min(path.mtu_bytes);
         let payload = if len == 0 {
             Payload::None
         } else {
             let need = Access::REMOTE_READ;
-            let region = env.resolve(self.rkey, self.va, len, need, Side::Remote).ok()?;
+            let region = env.resolve(rkey, va, len, need, Side::Remote).ok()?;
             Payload::Memory { region, len }
         };
         let opcode = match (self.begun, len == self.left) {
@@ -194,11 +221,10 @@ impl Reply {
             (true, true) => Opcode::READ_RESPONSE_LAST,
         };
         let mut transmit = path.transmit(opcode, self.psn, payload);
-        let syndrome = Syndrome::Ack { credits: Syndrome::CREDITS_INVALID };
         let has_aeth = opcode != Opcode::READ_RESPONSE_MIDDLE;
-        transmit.headers.aeth = has_aeth.then_some(Aeth { syndrome, msn: self.msn });
+        transmit.headers.aeth = aeth.filter(|_| has_aeth);
         self.psn = self.psn.add(1);
-        self.va = self.va.wrapping_add(len.into());
+        self.data = Data::Memory { va: va.wrapping_add(len.into()), rkey };
         self.left -= len;
         self.begun = true;
         Some(transmit)

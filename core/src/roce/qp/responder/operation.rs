@@ -1,0 +1,44 @@
+//! The operations of requests, and who may ask for them.
+
+use crate::nic::Access;
+use crate::roce::Opcode;
+use crate::roce::qp::Path;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Operation {
+    Send,
+    Write,
+    Read,
+    Atomic,
+}
+
+pub(super) fn operation(opcode: Opcode) -> Option<Operation> {
+    match opcode {
+        Opcode(0x00..=0x05) => Some(Operation::Send),
+        Opcode(0x06..=0x0b) => Some(Operation::Write),
+        Opcode::READ_REQUEST => Some(Operation::Read),
+        Opcode::COMPARE_SWAP | Opcode::FETCH_ADD => Some(Operation::Atomic),
+        _ => None,
+    }
+}
+
+/// Returns whether a request is answered by an acknowledge rather than by a response with data.
+pub(in crate::roce::qp) fn is_acknowledged(opcode: Opcode) -> bool {
+    matches!(operation(opcode), Some(Operation::Send | Operation::Write))
+}
+
+pub(super) fn uses_receive(opcode: Opcode) -> bool {
+    operation(opcode) == Some(Operation::Send)
+        || matches!(opcode, Opcode::WRITE_LAST_IMM | Opcode::WRITE_ONLY_IMM)
+}
+
+/// Returns whether the queue pair permits this operation. As in rxe, a forbidden operation is an
+/// invalid request.
+pub(super) fn permitted(operation: Operation, path: &Path) -> bool {
+    match operation {
+        Operation::Send => true,
+        Operation::Write => path.access.contains(Access::REMOTE_WRITE),
+        Operation::Read => path.access.contains(Access::REMOTE_READ),
+        Operation::Atomic => path.access.contains(Access::REMOTE_ATOMIC),
+    }
+}
