@@ -210,7 +210,7 @@ impl Port {
                 continue;
             }
             match self.serve_once(now) {
-                Ok(found_packets) => stand_by.took_over(quiet, found_packets),
+                Ok(found_work) => stand_by.took_over(quiet, found_work),
                 // The application's next poll meets the error too. The pause keeps the thread from
                 // retrying at full speed.
                 Err(_) => thread::park_timeout(Duration::from_nanos(stand_by::LONG_NS)),
@@ -219,21 +219,22 @@ impl Port {
     }
 
     /// Drives the device, and sleeps until the next packet or deadline. Returns whether packets had
-    /// arrived.
+    /// arrived, or were left to send.
     fn serve_once(&self, now: u64) -> io::Result<bool> {
-        let (received, due) = {
+        let (found_work, due) = {
             let moving = &mut *self.lock();
+            let owed = moving.device.owes();
             let received = moving.receive(&self.rx, now)?;
             moving.device.transmit(now, &mut moving.sockets);
             self.raise(moving);
             let due = moving.due_ns(now);
             self.wakes_ns.store(due, Ordering::Relaxed);
-            (received, due)
+            (received > 0 || owed, due)
         };
         let left = (due != u64::MAX).then(|| Duration::from_nanos(due.saturating_sub(now_ns())));
         let waited = self.rx.wait_readable(left);
         self.wakes_ns.store(0, Ordering::Relaxed);
-        waited.map(|_| received > 0)
+        waited.map(|_| found_work)
     }
 
     /// Ends [`Port::serve`], which runs on `thread`.

@@ -14,7 +14,8 @@ const CHECKS: u32 = 64;
 /// Decides when the thread takes over from an application that polls.
 ///
 /// Some programs poll the NIC for a while, and then spin on memory until a peer writes there. Each packet
-/// that such a program leaves to the thread lets the thread stand by only shortly for some time.
+/// that such a program leaves to the thread, be it an acknowledge to send, lets the thread stand by only
+/// shortly for some time.
 #[derive(Default)]
 pub(super) struct StandBy {
     /// Number of checks until the thread stands by for long again.
@@ -31,9 +32,10 @@ impl StandBy {
         Some(Duration::from_nanos(left_ns))
     }
 
-    /// Notes that the thread took over `quiet_ns` after the last poll, and whether packets were waiting.
-    pub(super) fn took_over(&mut self, quiet_ns: u64, found_packets: bool) {
-        self.checks_left = match found_packets && quiet_ns >= SHORT_NS {
+    /// Notes that the thread took over `quiet_ns` after the last poll, and whether packets had arrived or
+    /// were left to send.
+    pub(super) fn took_over(&mut self, quiet_ns: u64, found_work: bool) {
+        self.checks_left = match found_work && quiet_ns >= SHORT_NS {
             true => CHECKS,
             false => self.checks_left.saturating_sub(1),
         };
