@@ -28,4 +28,4 @@ pub use device::{
 };
 pub use discover::devices;
 pub use impair::{ImpairmentConfig, REORDER_PACKETS_MAX};
-pub use nic::{Cq, Mr, Pd, Posting, Qp, QpSizes, SoftConfig, SoftCounters, SoftNic};
+pub use nic::{Cq, Mr, Pd, Posting, Qp, QpSizes, SoftConfig, SoftCounters, SoftNic, Srq};

@@ -15,6 +15,8 @@ use invar_verbs::sys::{ibv_context, verbs_context};
 use crate::errno;
 use crate::events::EventQueue;
 use crate::object::{self, Kind, Object};
+use crate::open::Raised;
+use crate::shared_receive;
 
 versions! {
     "IBVERBS_1.1":
@@ -53,7 +55,7 @@ pub(crate) struct Context {
     pub(crate) base: verbs_context,
     pub(crate) device: &'static Device,
     pub(crate) nic: SoftNic,
-    pub(crate) events: Arc<EventQueue<u32>>,
+    pub(crate) events: Arc<EventQueue<Raised>>,
 }
 
 // SAFETY: the program's pointer names `context`, at the end of `base`, which is the first field.
@@ -254,6 +256,9 @@ fn attributes(device: &Device) -> ibv_device_attr {
     attr.max_qp_rd_atom = RD_ATOMIC_MAX.into();
     attr.max_qp_init_rd_atom = RD_ATOMIC_MAX.into();
     attr.max_res_rd_atom = queue_pairs * c_int::from(RD_ATOMIC_MAX);
+    attr.max_srq = queue_pairs;
+    attr.max_srq_wr = shared_receive::RECEIVES_MAX;
+    attr.max_srq_sge = SGES_MAX as c_int;
     attr.atomic_cap = IBV_ATOMIC_GLOB;
     attr.max_pkeys = 1;
     attr.local_ca_ack_delay = 15;

@@ -12,6 +12,7 @@ pub(crate) enum Kind {
     Mr,
     Channel,
     Cq,
+    Srq,
     Qp,
 }
 

@@ -11,11 +11,18 @@ use invar_verbs::sys::{VERBS_ABI_IS_EXTENDED, ibv_async_event, ibv_context, verb
 use crate::device::{self, Context};
 use crate::events::EventQueue;
 use crate::object;
-use crate::{completion, errno, post, query, queue_pair, refused};
+use crate::{completion, errno, post, query, queue_pair, shared_receive};
 
 versions! {
     "IBVERBS_1.1":
         ibv_ack_async_event ibv_close_device ibv_get_async_event ibv_open_device;
+}
+
+/// An asynchronous event: its code, and the address of the object that it is about.
+#[derive(Clone, Copy)]
+pub(crate) struct Raised {
+    pub(crate) event: u32,
+    pub(crate) element: usize,
 }
 
 #[unsafe(no_mangle)]
@@ -46,7 +53,7 @@ fn operations(of: *mut ibv_device, async_fd: RawFd) -> verbs_context {
     context.num_comp_vectors = 1;
     context.ops.poll_cq = Some(completion::poll_cq);
     context.ops.req_notify_cq = Some(completion::req_notify_cq);
-    context.ops.post_srq_recv = Some(refused::post_srq_recv);
+    context.ops.post_srq_recv = Some(shared_receive::post_srq_recv);
     context.ops.post_send = Some(post::post_send);
     context.ops.post_recv = Some(post::post_recv);
     context.abi_compat = ptr::without_provenance_mut(VERBS_ABI_IS_EXTENDED);
@@ -68,12 +75,12 @@ extern "C" fn ibv_get_async_event(context: *mut ibv_context, event: *mut ibv_asy
         Err(errno) => return errno::minus_one(errno),
     };
     match events.next() {
-        Ok(port_event) => {
+        Ok(raised) => {
             // SAFETY: the structure has a union of a pointer and an integer, and an integer. Zero is
             // valid for all of them.
             let mut made: ibv_async_event = unsafe { mem::zeroed() };
-            made.event_type = port_event;
-            made.element.port_num = 1;
+            made.event_type = raised.event;
+            made.element.qp = ptr::with_exposed_provenance_mut(raised.element);
             // SAFETY: the caller gives a place for the event.
             unsafe { event.write(made) };
             0

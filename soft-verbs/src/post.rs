@@ -60,7 +60,7 @@ pub(crate) unsafe extern "C" fn post_recv(
 }
 
 /// Names the first request that was not posted.
-fn refuse<T>(posted: Result<(), c_int>, wr: *mut T, bad_wr: *mut *mut T) -> c_int {
+pub(crate) fn refuse<T>(posted: Result<(), c_int>, wr: *mut T, bad_wr: *mut *mut T) -> c_int {
     if posted.is_err() && !bad_wr.is_null() {
         // SAFETY: the caller gives a place for the pointer.
         unsafe { bad_wr.write(wr) };
@@ -72,7 +72,11 @@ fn refuse<T>(posted: Result<(), c_int>, wr: *mut T, bad_wr: *mut *mut T) -> c_in
 ///
 /// # Safety
 /// `list` has `count` buffers.
-unsafe fn buffers<'a>(list: *mut ibv_sge, count: c_int, most: u32) -> Result<&'a [Sge], c_int> {
+pub(crate) unsafe fn buffers<'a>(
+    list: *mut ibv_sge,
+    count: c_int,
+    most: u32,
+) -> Result<&'a [Sge], c_int> {
     match u32::try_from(count) {
         Ok(0) => Ok(&[]),
         Ok(count) if count <= most => {
@@ -163,6 +167,9 @@ fn fill(bytes: &mut [u8], list: &[Sge]) {
 fn recv(qp: &Qp, request: &ibv_recv_wr, posting: &mut Posting<'_>) -> Result<(), c_int> {
     // SAFETY: the caller of `post_recv` gives valid requests.
     let list = unsafe { buffers(request.sg_list, request.num_sge, qp.cap.max_recv_sge) }?;
+    if !qp.base.srq.is_null() {
+        return Err(libc::EINVAL);
+    }
     let wr = RecvWr { wr_id: request.wr_id, ..RecvWr::default() };
     let posted = match list {
         [] => posting.recv(&wr),

@@ -15,9 +15,13 @@ use invar_verbs::sys::{
 };
 
 use crate::completion::Cq;
+use crate::device::Context;
 use crate::errno;
+use crate::events::EventQueue;
 use crate::memory::Pd;
 use crate::object::{self, Kind, Object};
+use crate::open::Raised;
+use crate::shared_receive::{Srq, listener};
 
 versions! {
     "IBVERBS_1.1":
@@ -37,6 +41,8 @@ pub(crate) struct Qp {
     pub(crate) attr: Mutex<ibv_qp_attr>,
     _domain: Arc<soft::Pd>,
     _queues: [Arc<soft::Cq>; 2],
+    _shared: Option<Arc<soft::Srq>>,
+    events: Arc<EventQueue<Raised>>,
 }
 
 // SAFETY: `base` is the first field.
@@ -71,11 +77,21 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
 fn create(pd: *mut ibv_pd, init: &mut ibv_qp_init_attr) -> Result<*mut ibv_qp, c_int> {
     let domain = object::get::<Pd>(pd)?;
     let ibv_qp_init_attr { qp_context, send_cq, recv_cq, srq, .. } = *init;
-    if init.qp_type != IBV_QPT_RC || !srq.is_null() {
+    if init.qp_type != IBV_QPT_RC {
         return Err(libc::EOPNOTSUPP);
     }
     let queues = [send_cq, recv_cq].map(|cq| object::get::<Cq>(cq.cast()));
     let [send, recv] = [queues[0]?, queues[1]?];
+    let shared = match srq.is_null() {
+        true => None,
+        false => Some(Arc::clone(&object::get::<Srq>(srq.cast())?.queue)),
+    };
+    // SAFETY: `get` found the domain.
+    let context = unsafe { (*pd).context };
+    let events = Arc::clone(&object::get::<Context>(context)?.events);
+    if shared.is_some() {
+        init.cap.max_recv_wr = 0;
+    }
     // A queue pair without buffers would be of no use.
     init.cap.max_send_sge = init.cap.max_send_sge.max(1);
     init.cap.max_recv_sge = init.cap.max_recv_sge.max(1);
@@ -87,17 +103,19 @@ fn create(pd: *mut ibv_pd, init: &mut ibv_qp_init_attr) -> Result<*mut ibv_qp, c
         recv_sges_max: cap.max_recv_sge,
     };
     let (nic, cqs) = (domain.nic.clone(), (&*send.queue, &*recv.queue));
-    let pair = nic.create_qp_with(&domain.domain, cqs, &sizes).map_err(errno::of)?;
+    let (address, listener) = listener(&events);
+    let pair = nic
+        .create_qp_with(&domain.domain, cqs, shared.as_deref(), &sizes, listener)
+        .map_err(errno::of)?;
     // SAFETY: the structures have pointers, integers, a mutex and a condition variable. Zero is valid for
     // all of them.
     let (mut base, mut attr): (ibv_qp, ibv_qp_attr) = unsafe { (mem::zeroed(), mem::zeroed()) };
-    // SAFETY: `get` found the domain.
-    base.context = unsafe { (*pd).context };
-    (base.qp_context, base.pd) = (qp_context, pd.cast());
+    (base.context, base.qp_context, base.pd) = (context, qp_context, pd.cast());
+    base.srq = srq;
     (base.send_cq, base.recv_cq) = (send_cq, recv_cq);
     (base.qp_num, base.qp_type) = (invar_core::nic::Nic::qp_num(&nic, &pair), init.qp_type);
     attr.cap = cap;
-    Ok(object::give(Qp {
+    let qp = object::give(Qp {
         base,
         nic,
         pair,
@@ -106,7 +124,11 @@ fn create(pd: *mut ibv_pd, init: &mut ibv_qp_init_attr) -> Result<*mut ibv_qp, c
         attr: Mutex::new(attr),
         _domain: Arc::clone(&domain.domain),
         _queues: [Arc::clone(&send.queue), Arc::clone(&recv.queue)],
-    }))
+        _shared: shared,
+        events,
+    });
+    let _ = address.set(qp.expose_provenance());
+    Ok(qp)
 }
 
 /// The verbs' code of a state.
@@ -147,5 +169,9 @@ extern "C" fn ibv_query_qp(
 
 #[unsafe(no_mangle)]
 extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
-    errno::status(object::take::<Qp>(qp, |_| Ok(())).map(drop))
+    errno::status(object::take::<Qp>(qp, |_| Ok(())).map(|object| {
+        let events = Arc::clone(&object.events);
+        drop(object);
+        events.retain(|raised| raised.element != qp.addr());
+    }))
 }

@@ -2,16 +2,15 @@
 
 use std::ffi::{c_int, c_void};
 
-use invar_verbs::sys::ibv_recv_wr;
-use invar_verbs::sys::provider::{IBV_REREG_MR_ERR_INPUT, ibv_srq};
+use invar_verbs::sys::provider::IBV_REREG_MR_ERR_INPUT;
 
 use crate::errno;
 
 versions! {
     "IBVERBS_1.1":
-        ibv_attach_mcast ibv_create_ah ibv_create_ah_from_wc ibv_create_srq ibv_destroy_ah
-        ibv_destroy_srq ibv_detach_mcast ibv_dofork_range ibv_dontfork_range ibv_fork_init
-        ibv_init_ah_from_wc ibv_modify_srq ibv_query_srq ibv_rereg_mr ibv_resolve_eth_l2_from_gid;
+        ibv_attach_mcast ibv_create_ah ibv_create_ah_from_wc ibv_destroy_ah
+        ibv_detach_mcast ibv_dofork_range ibv_dontfork_range ibv_fork_init
+        ibv_init_ah_from_wc ibv_rereg_mr ibv_resolve_eth_l2_from_gid;
     "IBVERBS_1.6":
         ibv_qp_to_qp_ex;
     "IBVERBS_1.10":
@@ -46,27 +45,15 @@ macro_rules! without_effect {
 }
 
 without_object! {
-    ibv_create_srq ibv_create_ah ibv_create_ah_from_wc ibv_reg_dmabuf_mr
+    ibv_create_ah ibv_create_ah_from_wc ibv_reg_dmabuf_mr
     ibv_import_device ibv_import_pd ibv_import_mr ibv_import_dm
     // The device cannot post through the extended interface: null says so.
     ibv_qp_to_qp_ex
 }
 
 without_effect! {
-    ibv_modify_srq ibv_query_srq ibv_destroy_srq ibv_destroy_ah ibv_init_ah_from_wc
+    ibv_destroy_ah ibv_init_ah_from_wc
     ibv_attach_mcast ibv_detach_mcast ibv_resolve_eth_l2_from_gid ibv_query_ece ibv_set_ece
-}
-
-pub(crate) unsafe extern "C" fn post_srq_recv(
-    _: *mut ibv_srq,
-    wr: *mut ibv_recv_wr,
-    bad_wr: *mut *mut ibv_recv_wr,
-) -> c_int {
-    if !bad_wr.is_null() {
-        // SAFETY: the caller gives a place for the pointer.
-        unsafe { bad_wr.write(wr) };
-    }
-    libc::EOPNOTSUPP
 }
 
 #[unsafe(no_mangle)]

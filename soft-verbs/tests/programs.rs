@@ -127,29 +127,31 @@ fn ping_pongs_of_rdma_core_run_between_two_processes() {
     if !is_installed("ibv_rc_pingpong", "ibverbs-utils") {
         return;
     }
-    let cases: [&[&str]; 5] = [
-        &["-n", "200"],
+    let cases: [(&str, &[&str]); 7] = [
+        ("ibv_rc_pingpong", &["-n", "200"]),
         // Events instead of polls.
-        &["-n", "200", "-e"],
-        &["-n", "50", "-s", "100000", "-m", "4096"],
+        ("ibv_rc_pingpong", &["-n", "200", "-e"]),
+        ("ibv_rc_pingpong", &["-n", "50", "-s", "100000", "-m", "4096"]),
         // Both ends check what they received.
-        &["-n", "50", "-s", "5000", "-c"],
-        &["-n", "50", "-e", "-r", "3", "-s", "1"],
+        ("ibv_rc_pingpong", &["-n", "50", "-s", "5000", "-c"]),
+        ("ibv_rc_pingpong", &["-n", "50", "-e", "-r", "3", "-s", "1"]),
+        // Four queue pairs with one shared receive queue.
+        ("ibv_srq_pingpong", &["-n", "200", "-q", "4"]),
+        ("ibv_srq_pingpong", &["-n", "100", "-q", "3", "-e", "-s", "5000"]),
     ];
-    for arguments in cases {
-        for (ok, text) in ping_pong("ibv_rc_pingpong", arguments) {
-            assert!(ok && text.contains("usec/iter"), "{arguments:?}: {text}");
-            assert!(!text.contains("invalid data"), "{arguments:?}: {text}");
+    for (program, arguments) in cases {
+        for (ok, text) in ping_pong(program, arguments) {
+            assert!(ok && text.contains("usec/iter"), "{program} {arguments:?}: {text}");
+            assert!(!text.contains("invalid data"), "{program} {arguments:?}: {text}");
         }
     }
 }
 
 #[test]
 fn programs_that_need_more_than_the_device_has_end_with_an_error() {
-    let cases: [(&str, &[&str]); 5] = [
+    let cases: [(&str, &[&str]); 4] = [
         ("ibv_ud_pingpong", &[]),
         ("ibv_uc_pingpong", &[]),
-        ("ibv_srq_pingpong", &[]),
         ("ibv_xsrq_pingpong", &[]),
         // On-demand paging.
         ("ibv_rc_pingpong", &["-o"]),

@@ -50,6 +50,8 @@ static struct end create(void)
     return end;
 }
 
+static void destroy(struct end *end);
+
 static void connect_to(struct end *end, const struct end *peer)
 {
     struct ibv_qp_attr attr = {.qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = ACCESS};
@@ -202,6 +204,71 @@ static void atomics(struct end *a, struct end *b)
     CHECK(ibv_post_send(a->qp, &wr, &bad) == EINVAL && bad == &wr);
 }
 
+/* Receives of a shared queue, and the asynchronous events of the queue and of its queue pair. */
+static void shared_receives(void)
+{
+    struct end a = create(), b = create();
+    struct ibv_srq_init_attr init = {.attr = {8, 2, 0}};
+    struct ibv_srq *srq = ibv_create_srq(pd, &init);
+    CHECK(srq && srq->pd == pd && ibv_destroy_qp(b.qp) == 0);
+    struct ibv_qp_init_attr shared = {
+        .send_cq = b.send_cq,
+        .recv_cq = b.recv_cq,
+        .srq = srq,
+        .cap = {DEPTH, 0, 4, 0, 128},
+        .qp_type = IBV_QPT_RC,
+    };
+    b.qp = ibv_create_qp(pd, &shared);
+    CHECK(b.qp && b.qp->srq == srq && ibv_destroy_srq(srq) == EBUSY);
+    connect_to(&a, &b);
+    connect_to(&b, &a);
+    struct ibv_sge list[2], from = {(uintptr_t)a.bytes, 100, a.mr->lkey};
+    cut(b.mr, 100, list, 2);
+    struct ibv_recv_wr recv = {.sg_list = list, .num_sge = 2}, *bad_recv;
+    CHECK(ibv_post_recv(b.qp, &recv, &bad_recv) == EINVAL && bad_recv == &recv);
+    for (recv.wr_id = 0; recv.wr_id < 4; recv.wr_id++)
+        CHECK(ibv_post_srq_recv(srq, &recv, &bad_recv) == 0);
+    struct ibv_srq_attr attr = {.srq_limit = 9};
+    CHECK(ibv_modify_srq(srq, &attr, IBV_SRQ_LIMIT) == EINVAL);
+    attr.srq_limit = 3;
+    CHECK(ibv_modify_srq(srq, &attr, IBV_SRQ_LIMIT) == 0);
+    CHECK(ibv_query_srq(srq, &attr) == 0 && attr.max_wr == 8 && attr.srq_limit == 3);
+
+    struct ibv_send_wr wr = {.opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED}, *bad;
+    wr.sg_list = &from;
+    wr.num_sge = 1;
+    for (unsigned number = 0; number < 2; number++) {
+        fill(&a, number);
+        fill(&b, number + 1);
+        CHECK(ibv_post_send(a.qp, &wr, &bad) == 0);
+        struct ibv_wc wc = completion(b.recv_cq);
+        CHECK(wc.status == IBV_WC_SUCCESS && wc.wr_id == number && wc.byte_len == 100);
+        CHECK(completion(a.send_cq).status == IBV_WC_SUCCESS);
+        CHECK(memcmp(a.bytes, b.bytes, 100) == 0);
+    }
+    struct ibv_async_event event;
+    CHECK(ibv_get_async_event(context, &event) == 0 && event.element.srq == srq);
+    CHECK(event.event_type == IBV_EVENT_SRQ_LIMIT_REACHED);
+    ibv_ack_async_event(&event);
+    CHECK(ibv_query_srq(srq, &attr) == 0 && attr.srq_limit == 0);
+
+    /* A key that the peer does not know ends the connection. */
+    wr.opcode = IBV_WR_RDMA_WRITE;
+    wr.wr.rdma.remote_addr = (uintptr_t)b.bytes;
+    wr.wr.rdma.rkey = b.mr->rkey ^ 1;
+    CHECK(ibv_post_send(a.qp, &wr, &bad) == 0);
+    CHECK(completion(a.send_cq).status == IBV_WC_REM_ACCESS_ERR);
+    enum ibv_event_type expected[] = {IBV_EVENT_QP_ACCESS_ERR, IBV_EVENT_QP_LAST_WQE_REACHED};
+    for (int number = 0; number < 2; number++) {
+        CHECK(ibv_get_async_event(context, &event) == 0 && event.element.qp == b.qp);
+        CHECK(event.event_type == expected[number]);
+        ibv_ack_async_event(&event);
+    }
+    destroy(&a);
+    destroy(&b);
+    CHECK(ibv_destroy_srq(srq) == 0 && ibv_destroy_srq(srq) == EINVAL);
+}
+
 /* A chain that fails in its middle names the request at fault, and the others are posted. */
 static void bad_requests(struct end *a, struct end *b)
 {
@@ -237,8 +304,8 @@ static void bad_requests(struct end *a, struct end *b)
 static void refusals(struct end *end)
 {
     errno = 0;
-    struct ibv_srq_init_attr srq = {.attr = {1, 1, 0}};
-    CHECK(!ibv_create_srq(pd, &srq) && errno == EOPNOTSUPP);
+    struct ibv_srq_init_attr srq = {.attr = {0, 1, 0}};
+    CHECK(!ibv_create_srq(pd, &srq) && errno == EINVAL);
     errno = 0;
     struct ibv_qp_init_attr ud = {.send_cq = end->send_cq, .recv_cq = end->recv_cq};
     ud.qp_type = IBV_QPT_UD;
@@ -336,6 +403,7 @@ int main(void)
         bad_requests(&a, &b);
     }
     refusals(&a);
+    shared_receives();
     destroy(&a);
     destroy(&b);
     CHECK(ibv_dealloc_pd(pd) == 0 && ibv_dealloc_pd(pd) == EINVAL);

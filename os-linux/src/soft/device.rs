@@ -14,11 +14,13 @@ mod completion;
 mod counters;
 mod linger;
 mod lists;
+mod notice;
 mod path;
 mod posted;
 mod queue_pair;
 mod receive;
 mod region;
+mod shared_receive;
 mod table;
 mod tags;
 mod timers;
@@ -41,12 +43,15 @@ use path::Path;
 use posted::DeviceEnv;
 use queue_pair::QueuePair;
 use region::{MemoryRegion, Regions};
+use shared_receive::SharedQueue;
 use table::{Names, Table};
 use timers::Timers;
 use transmit::Staging;
 
 pub use counters::DeviceCounters;
+pub use notice::{AsyncEvent, Subject};
 pub use queue_pair::{INLINE_BYTES_MAX, QpConfig, SGES_MAX, WORK_REQUESTS_MAX};
+pub use shared_receive::{SHARED_RECEIVES_MAX, SrqConfig};
 pub use train::{Datagram, Route, Train, TransmitSink};
 pub use transmit::AckDelay;
 
@@ -99,6 +104,9 @@ pub struct Device {
     events: Vec<u32>,
     /// Number of completion queues that are armed, and of events not taken.
     armed: usize,
+    srqs: Table<SharedQueue>,
+    /// Asynchronous events that nobody took yet.
+    notices: Vec<(Subject, AsyncEvent)>,
     qps: Table<QueuePair>,
     lingerers: Lingerers,
     /// Queue pairs that may have something to send.
@@ -124,6 +132,8 @@ impl Device {
             cqs: Table::new(CQS_MAX, names(b'c', 32)),
             events: Vec::new(),
             armed: 0,
+            srqs: Table::new(CQS_MAX, names(b's', 32)),
+            notices: Vec::new(),
             qps: Table::new(QPS_MAX.min(1 << (config.qpns.bits - 1)), qpns),
             lingerers: Lingerers::default(),
             ready: VecDeque::new(),
@@ -243,7 +253,7 @@ impl Device {
 
     #[inline]
     pub(super) fn has_events(&self) -> bool {
-        !self.events.is_empty()
+        !self.events.is_empty() || !self.notices.is_empty()
     }
 
     /// Takes the numbers of completion queues that have raised an event since the last call.
@@ -456,11 +466,11 @@ impl Device {
         verb: Verb,
         call: impl FnOnce(&mut QueuePair, &mut DeviceEnv<'_>) -> Result<R, NicError>,
     ) -> Result<R, NicError> {
-        let Device { qps, regions, cqs, events, ready, .. } = self;
+        let Device { qps, regions, cqs, events, srqs, notices, ready, .. } = self;
         let Some(qp) = qps.get_mut(qpn) else {
             return Err(NicError::new(verb, libc::EINVAL, "no such queue pair"));
         };
-        let mut env = DeviceEnv { regions, cqs, events };
+        let mut env = DeviceEnv { regions, cqs, events, srqs, notices };
         let result = call(qp, &mut env);
         qp.follow_up(qpn, &mut env, ready);
         result
@@ -476,6 +486,11 @@ impl QueuePair {
             // This transition exists from every state.
             let moved = self.modify(&QpTransition::Err, env);
             debug_assert_eq!(moved, Ok(()));
+            env.notices.push((Subject::Qp(qpn), AsyncEvent::QpFatal));
+        }
+        if self.posted.srq.is_some() && !self.posted.told_last && self.state() == QpState::Err {
+            self.posted.told_last = true;
+            env.notices.push((Subject::Qp(qpn), AsyncEvent::LastWqeReached));
         }
         if !self.listed {
             self.listed = true;

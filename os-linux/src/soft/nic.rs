@@ -31,7 +31,7 @@ use crate::random::random;
 use crate::udp::RxSocket;
 use handles::OwnedPd;
 
-pub use handles::{Cq, Mr, Pd, Qp};
+pub use handles::{Cq, Mr, Pd, Qp, Srq};
 pub use verbs::{Posting, QpSizes};
 
 /// Speed assumed for a link whose driver does not report one, such as loopback.

@@ -32,7 +32,7 @@ use std::time::Duration;
 use invar_core::nic::{PollError, Wc};
 use rustix::thread::set_current_timer_slack;
 
-use super::device::{AckDelay, Device};
+use super::device::{AckDelay, AsyncEvent, Device, Subject};
 use super::sockets::Sockets;
 use crate::clock::now_ns;
 use crate::udp::{RxBatch, RxSocket};
@@ -56,6 +56,9 @@ const ACK_WAIT_MAX_NS: u64 = 100_000;
 /// alone is half a microsecond faster than one followed by an acknowledge.
 const ACK_DEFER_NS: u64 = ACK_WAIT_MAX_NS / 2;
 
+/// What to call when an object has an asynchronous event.
+pub(super) type Listener = Box<dyn Fn(AsyncEvent) + Send>;
+
 pub(super) struct Port {
     rx: RxSocket,
     moving: Mutex<Moving>,
@@ -76,6 +79,8 @@ pub(super) struct Moving {
     batch: RxBatch,
     /// What to call when a completion queue raises an event.
     pub(super) notify: HashMap<u32, Box<dyn Fn() + Send>>,
+    /// What to call when an object has an asynchronous event.
+    pub(super) listeners: HashMap<Subject, Listener>,
     /// Time of the application's last post that sends immediately.
     posted_ns: u64,
     /// Whether that post came soon after the previous one.
@@ -91,6 +96,7 @@ impl Port {
                 sockets,
                 batch: RxBatch::new(BATCH_TRAINS),
                 notify: HashMap::new(),
+                listeners: HashMap::new(),
                 posted_ns: 0,
                 posts_often: false,
             }),
@@ -171,7 +177,7 @@ impl Port {
         received.map(|_| ())
     }
 
-    /// Tells the application of events of completion queues.
+    /// Tells the application of events of completion queues, and of asynchronous events.
     #[inline]
     fn raise(&self, moving: &mut Moving) {
         if !moving.device.has_events() {
@@ -180,6 +186,11 @@ impl Port {
         for cq in moving.device.take_events() {
             if let Some(notify) = moving.notify.get(&cq) {
                 notify();
+            }
+        }
+        for (subject, event) in moving.device.take_notices() {
+            if let Some(listener) = moving.listeners.get(&subject) {
+                listener(event);
             }
         }
         self.awaited.store(moving.device.is_awaited(), Ordering::Relaxed);

@@ -99,6 +99,22 @@ pub struct ibv_srq {
 
 #[derive(Clone, Copy)]
 #[repr(C)]
+pub struct ibv_srq_attr {
+    pub max_wr: u32,
+    pub max_sge: u32,
+    pub srq_limit: u32,
+}
+
+#[repr(C)]
+pub struct ibv_srq_init_attr {
+    pub srq_context: *mut c_void,
+    pub attr: ibv_srq_attr,
+}
+
+pub const IBV_SRQ_LIMIT: c_int = 1 << 1;
+
+#[derive(Clone, Copy)]
+#[repr(C)]
 pub struct ibv_device_attr {
     pub fw_ver: [c_char; 64],
     pub node_guid: u64,

@@ -72,10 +72,10 @@ fn rows() -> Vec<Row> {
     {
         use provider::{
             ibv_comp_channel, ibv_cq, ibv_device, ibv_device_attr, ibv_device_attr_ex, ibv_pd,
-            ibv_qp, ibv_qp_init_attr_ex, ibv_srq,
+            ibv_qp, ibv_qp_init_attr_ex, ibv_srq, ibv_srq_attr, ibv_srq_init_attr,
         };
         sizes!(rows; ibv_comp_channel, ibv_cq, ibv_device, ibv_device_attr, ibv_device_attr_ex, ibv_pd,
-            ibv_qp, ibv_srq);
+            ibv_qp, ibv_srq, ibv_srq_attr, ibv_srq_init_attr);
         offsets! { rows;
             ibv_device { node_type, transport_type, name, dev_name, dev_path, ibdev_path }
             ibv_comp_channel { context, fd, refcnt }
@@ -84,6 +84,8 @@ fn rows() -> Vec<Row> {
             ibv_qp { pd, send_cq, recv_cq, srq, handle, qp_num, state, qp_type, mutex, cond,
                 events_completed }
             ibv_srq { srq_context, pd, handle, mutex, cond, events_completed }
+            ibv_srq_attr { max_wr, max_sge, srq_limit }
+            ibv_srq_init_attr { srq_context, attr }
             ibv_device_attr { max_qp, max_qp_wr, device_cap_flags, max_sge, max_cqe, max_mr,
                 max_qp_rd_atom, max_res_rd_atom, max_qp_init_rd_atom, atomic_cap, max_mw, max_ah,
                 max_srq, max_srq_wr, max_srq_sge, max_pkeys, local_ca_ack_delay, phys_port_cnt }

@@ -1,7 +1,7 @@
 //! The interface between a queue pair and its host.
 
-use crate::nic::{Access, Atomic, Wc};
-use crate::roce::Headers;
+use crate::nic::{Access, Atomic, RecvWr, Wc};
+use crate::roce::{Headers, NakCode};
 
 /// The services that a host offers to its queue pairs.
 pub trait Env {
@@ -68,6 +68,18 @@ pub trait Env {
     fn update(&mut self, at: Region, atomic: Atomic) -> Result<u64, AccessFault> {
         let _ = (at, atomic);
         Err(AccessFault)
+    }
+    /// Takes the oldest receive of a shared receive queue. The queue pair calls this if a message of the
+    /// peer needs a receive and the queue pair has none of its own. The second value says whether the
+    /// receive has several buffers. Then the length of its one buffer is that of all, and the adapter
+    /// keeps the list for `slot` ([`Env::scatter`]).
+    fn take_receive(&mut self, slot: u16) -> Option<(RecvWr, bool)> {
+        let _ = slot;
+        None
+    }
+    /// Reports that the responder refused a request of the peer, which ends the connection.
+    fn refused(&mut self, code: NakCode) {
+        let _ = code;
     }
     /// Reports that a work request ended. Everything placed before belongs to this work request or to
     /// earlier ones. `solicited` says that the peer asked for an event

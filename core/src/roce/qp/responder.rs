@@ -239,6 +239,7 @@ impl<const RQ: usize> Responder<RQ> {
                     env.complete(Queue::Recv, path.completion(recv.wr_id, status), false);
                 }
                 self.answer = Answer::Refuse { psn: self.expected, code };
+                env.refused(code);
                 Err(Fatal)
             }
         }
@@ -277,6 +278,18 @@ impl<const RQ: usize> Responder<RQ> {
         Ok(1)
     }
 
+    /// Returns the receive of the next message. If the queue is empty, the receive comes from a shared
+    /// receive queue.
+    #[inline]
+    fn oldest_receive(&mut self, env: &mut impl Env) -> Option<Receive> {
+        if let Some(&receive) = self.queue.front() {
+            return Some(receive);
+        }
+        let (wr, has_list) = env.take_receive(QueueRing::<Receive, RQ>::slot(self.queue.head()))?;
+        let receive = Receive::new(&wr, has_list);
+        self.queue.push(receive).map(|_| receive)
+    }
+
     fn execute_send(
         &mut self,
         packet: &Packet<'_>,
@@ -284,7 +297,7 @@ impl<const RQ: usize> Responder<RQ> {
         path: &Path,
         env: &mut impl Env,
     ) -> Result<(), Refusal> {
-        let Some(&recv) = self.queue.front() else { return Err(Refusal::NotReady) };
+        let Some(recv) = self.oldest_receive(env) else { return Err(Refusal::NotReady) };
         let received = match self.message {
             ResponderMessage::Send { received } => received,
             _ => 0,
@@ -327,7 +340,7 @@ impl<const RQ: usize> Responder<RQ> {
         env: &mut impl Env,
     ) -> Result<(), Refusal> {
         let Headers { bth, reth, imm, .. } = packet.headers;
-        if imm.is_some() && self.queue.front().is_none() {
+        if imm.is_some() && self.oldest_receive(env).is_none() {
             return Err(Refusal::NotReady);
         }
         let (va, rkey, left, length) = match (self.message, reth) {

@@ -37,6 +37,12 @@ impl Lists {
         unused.fill(Sge::default());
     }
 
+    /// Returns a list that [`Lists::set`] keeps. Buffers behind its end are empty.
+    pub(super) fn get(&self, slot: u16) -> &[Sge] {
+        let start = usize::from(slot) * self.slot_sges;
+        &self.sges[start..start + self.slot_sges]
+    }
+
     /// Returns the pieces of buffers that `len` bytes from `offset` on lie in, without empty ones. The
     /// bytes must lie in the list.
     pub(super) fn pieces(&self, slot: u16, offset: u32, len: u32) -> impl Iterator<Item = Sge> {

@@ -3,13 +3,16 @@
 
 use std::ops::Range;
 
-use invar_core::nic::{Access, Atomic, Sge, Wc};
+use invar_core::nic::{Access, Atomic, RecvWr, Sge, Wc};
+use invar_core::roce::NakCode;
 use invar_core::roce::qp::{AccessFault, Env, Payload, Queue, Region, Side};
 
 use super::completion::CompletionQueue;
 use super::lists::Lists;
 use super::region::Regions;
+use super::shared_receive::SharedQueue;
 use super::table::Table;
+use super::{AsyncEvent, Subject};
 
 /// The parts of a queue pair that the device keeps for the engine's work requests.
 pub(super) struct Posted {
@@ -21,6 +24,11 @@ pub(super) struct Posted {
     pub(super) recv_lists: Lists,
     /// Atomics by slot of the send queue. The list is empty until the first atomic.
     pub(super) atomics: Vec<Option<Atomic>>,
+    pub(super) qpn: u32,
+    /// The shared receive queue.
+    pub(super) srq: Option<u32>,
+    /// The queue pair has told that it takes no more receives from the shared queue.
+    pub(super) told_last: bool,
 }
 
 /// Copies of inline data, by slot of the send queue.
@@ -35,12 +43,14 @@ pub(super) struct DeviceEnv<'a> {
     pub(super) cqs: &'a mut Table<CompletionQueue>,
     /// Completion queues that have raised an event.
     pub(super) events: &'a mut Vec<u32>,
+    pub(super) srqs: &'a mut Table<SharedQueue>,
+    pub(super) notices: &'a mut Vec<(Subject, AsyncEvent)>,
 }
 
 /// The host of one queue pair's engine.
 pub(super) struct QpEnv<'a, 'd> {
     pub(super) device: &'a mut DeviceEnv<'d>,
-    pub(super) posted: &'a Posted,
+    pub(super) posted: &'a mut Posted,
 }
 
 impl Env for QpEnv<'_, '_> {
@@ -68,7 +78,7 @@ impl Env for QpEnv<'_, '_> {
         len: u32,
         packets: u32,
     ) -> Result<Payload, AccessFault> {
-        let (posted, regions) = (self.posted, self.device.regions);
+        let (posted, regions) = (&*self.posted, self.device.regions);
         let mut pieces = posted.send_lists.pieces(slot, offset, packets * len);
         let first = pieces.next().ok_or(AccessFault)?;
         let region = posted.resolve(regions, &first, Access::empty())?;
@@ -88,7 +98,7 @@ impl Env for QpEnv<'_, '_> {
         offset: u32,
         payload: &[u8],
     ) -> Result<(), AccessFault> {
-        let (posted, regions) = (self.posted, self.device.regions);
+        let (posted, regions) = (&*self.posted, self.device.regions);
         let lists = match queue {
             Queue::Send => &posted.send_lists,
             Queue::Recv => &posted.recv_lists,
@@ -113,6 +123,20 @@ impl Env for QpEnv<'_, '_> {
 
     fn update(&mut self, at: Region, atomic: Atomic) -> Result<u64, AccessFault> {
         self.device.regions.update(at, atomic)
+    }
+
+    fn take_receive(&mut self, slot: u16) -> Option<(RecvWr, bool)> {
+        let srq = self.posted.srq?;
+        let queue = self.device.srqs.get_mut(srq)?;
+        let (wr, has_list, reached) = queue.take(&mut self.posted.recv_lists, slot)?;
+        if reached {
+            self.device.notices.push((Subject::Srq(srq), AsyncEvent::SrqLimit));
+        }
+        Some((wr, has_list))
+    }
+
+    fn refused(&mut self, code: NakCode) {
+        self.device.notices.push((Subject::Qp(self.posted.qpn), code.into()));
     }
 
     #[inline]
@@ -140,6 +164,9 @@ impl Posted {
         send_lists: Lists { sges: Vec::new(), slot_sges: 0 },
         recv_lists: Lists { sges: Vec::new(), slot_sges: 0 },
         atomics: Vec::new(),
+        qpn: 0,
+        srq: None,
+        told_last: false,
     };
 
     /// Whether a completion queue of the queue pair overflowed.

@@ -66,12 +66,22 @@ pub struct QpConfig {
     pub send_sges_max: u32,
     /// Maximum number of buffers of a receive.
     pub recv_sges_max: u32,
+    /// A shared receive queue. Then the queue pair has no receives of its own.
+    pub srq: Option<u32>,
 }
 
 impl QpConfig {
     /// A queue pair that completes to one queue, and whose work requests have one buffer.
     pub fn new(pd: u32, cq: u32, cap: QpCap) -> Self {
-        QpConfig { pd, send_cq: cq, recv_cq: cq, cap, send_sges_max: 1, recv_sges_max: 1 }
+        QpConfig {
+            pd,
+            send_cq: cq,
+            recv_cq: cq,
+            cap,
+            send_sges_max: 1,
+            recv_sges_max: 1,
+            srq: None,
+        }
     }
 }
 
@@ -88,7 +98,7 @@ fn boxed<const SQ: usize, const RQ: usize>(
 
 impl QueuePair {
     pub(super) fn new(qpn: u32, config: &QpConfig) -> Result<Self, NicError> {
-        let QpConfig { pd, send_cq, recv_cq, cap, send_sges_max, recv_sges_max } = *config;
+        let QpConfig { pd, send_cq, recv_cq, cap, send_sges_max, recv_sges_max, srq } = *config;
         if send_sges_max.max(recv_sges_max) > SGES_MAX {
             let cause = "a work request has more than 32 buffers";
             return Err(NicError::new(Verb::CreateQp, libc::EINVAL, cause));
@@ -117,6 +127,9 @@ impl QueuePair {
                 send_lists: Lists::new(sends, send_sges_max),
                 recv_lists: Lists::new(recvs, recv_sges_max),
                 atomics: Vec::new(),
+                qpn,
+                srq,
+                told_last: false,
             },
             path: None,
             listed: false,
@@ -162,6 +175,7 @@ impl QueuePair {
         engine!(engine, qp => qp.modify(transition, &mut QpEnv { device: env, posted }))?;
         if let QpTransition::Reset = transition {
             self.path = None;
+            self.posted.told_last = false;
         }
         if let (QpTransition::Rts(attr), Some(path)) = (transition, &mut self.path) {
             path.set_first_psn(Psn::new(attr.sq_psn));

@@ -21,7 +21,19 @@ impl Device {
     /// device counts such packets as [`icrc_unverified`](super::DeviceCounters::icrc_unverified).
     #[inline]
     pub fn handle_datagram(&mut self, now_ns: u64, from: SocketAddr, bytes: &[u8]) {
-        let Device { config, counters, qps, lingerers, regions, cqs, events, ready, .. } = self;
+        let Device {
+            config,
+            counters,
+            qps,
+            lingerers,
+            regions,
+            cqs,
+            events,
+            srqs,
+            notices,
+            ready,
+            ..
+        } = self;
         counters.packets_received += 1;
         counters.bytes_received += bytes.len() as u64;
         let Some(qpn) = Packet::dest_qp(bytes) else {
@@ -45,7 +57,7 @@ impl Device {
             return;
         };
         let Some(packet) = path.admit(from, config.address, bytes, counters) else { return };
-        let mut env = DeviceEnv { regions, cqs, events };
+        let mut env = DeviceEnv { regions, cqs, events, srqs, notices };
         qp.handle_packet(now_ns, &packet, &mut env);
         qp.follow_up(qpn, &mut env, ready);
     }

@@ -295,6 +295,8 @@ impl Device {
             regions,
             cqs,
             events,
+            srqs,
+            notices,
             qps,
             lingerers,
             ready,
@@ -330,7 +332,7 @@ impl Device {
             }
             waiting = 0;
             qp.listed = false;
-            let mut env = DeviceEnv { regions, cqs, events };
+            let mut env = DeviceEnv { regions, cqs, events, srqs, notices };
             let most = TURN_PACKETS.min(left);
             let (mut turn, mut added) = (most, Ok(()));
             let mut deferred = false;

@@ -7,6 +7,7 @@ use invar_core::nic::{MemoryKeys, QpState};
 
 use super::SoftNic;
 use crate::clock::now_ns;
+use crate::soft::device::Subject;
 
 /// A protection domain; clones share the domain.
 #[derive(Clone)]
@@ -60,6 +61,21 @@ impl Drop for Cq {
     }
 }
 
+/// A shared receive queue.
+pub struct Srq {
+    pub(super) nic: SoftNic,
+    pub(super) number: u32,
+    pub(super) sges_max: u32,
+}
+
+impl Drop for Srq {
+    fn drop(&mut self) {
+        let mut moving = self.nic.port().lock();
+        moving.listeners.remove(&Subject::Srq(self.number));
+        moving.device.destroy_srq(self.number);
+    }
+}
+
 /// A queue pair.
 pub struct Qp {
     pub(super) nic: SoftNic,
@@ -76,6 +92,7 @@ impl Qp {
 
 impl Drop for Qp {
     fn drop(&mut self) {
+        self.nic.port().lock().listeners.remove(&Subject::Qp(self.qpn));
         self.nic.port().post(|device| device.destroy_qp(now_ns(), self.qpn));
     }
 }

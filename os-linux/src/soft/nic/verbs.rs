@@ -4,9 +4,9 @@ use std::sync::atomic::Ordering;
 
 use invar_core::nic::{Access, Atomic, NicError, QpCap, RecvWr, SendWr, Sge, Verb};
 
-use super::{Cq, Mr, Pd, Qp, SoftNic};
+use super::{Cq, Mr, Pd, Qp, SoftNic, Srq};
 use crate::memory::HostMemory;
-use crate::soft::device::{Device, QpConfig};
+use crate::soft::device::{AsyncEvent, Device, QpConfig, SrqConfig, Subject};
 
 /// The sizes of a queue pair.
 #[derive(Clone, Copy, Debug, Default)]
@@ -80,7 +80,49 @@ impl SoftNic {
         }
     }
 
-    /// Creates a queue pair whose sends complete to the first queue and receives to the second.
+    /// Creates a shared receive queue. `notify` is called for its events while the NIC is locked, so
+    /// `notify` must not call the NIC.
+    ///
+    /// # Errors
+    /// The errors of [`Device::create_srq`](crate::soft::Device::create_srq).
+    pub fn create_srq(
+        &self,
+        config: &SrqConfig,
+        notify: impl Fn(AsyncEvent) + Send + 'static,
+    ) -> Result<Srq, NicError> {
+        let mut moving = self.port().lock();
+        let number = moving.device.create_srq(config)?;
+        moving.listeners.insert(Subject::Srq(number), Box::new(notify));
+        drop(moving);
+        Ok(Srq { nic: self.clone(), number, sges_max: config.sges_max })
+    }
+
+    /// Sets the limit of a shared receive queue.
+    ///
+    /// # Errors
+    /// The errors of [`Device::set_srq_limit`](crate::soft::Device::set_srq_limit).
+    pub fn set_srq_limit(&self, srq: &Srq, limit: u32) -> Result<(), NicError> {
+        self.port().post_ahead(|device| device.set_srq_limit(srq.number, limit))
+    }
+
+    /// Returns the limit of a shared receive queue.
+    pub fn srq_limit(&self, srq: &Srq) -> u32 {
+        self.port().lock().device.srq_limit(srq.number)
+    }
+
+    /// Posts receives to a shared receive queue: `post` gets a function that posts one.
+    pub fn post_srq_recvs<R>(
+        &self,
+        srq: &Srq,
+        post: impl FnOnce(&mut dyn FnMut(&RecvWr, &[Sge]) -> Result<(), NicError>) -> R,
+    ) -> R {
+        self.port()
+            .post_ahead(|device| post(&mut |wr, list| device.post_srq_recv(srq.number, wr, list)))
+    }
+
+    /// Creates a queue pair whose sends complete to the first queue and receives to the second. With a
+    /// shared receive queue, the queue pair takes its receives from there. `notify` is called for
+    /// asynchronous events while the NIC is locked, so `notify` must not call the NIC.
     ///
     /// # Errors
     /// The errors of [`Device::create_qp`](crate::soft::Device::create_qp). `EINVAL`: an object belongs to
@@ -89,15 +131,23 @@ impl SoftNic {
         &self,
         pd: &Pd,
         (send_cq, recv_cq): (&Cq, &Cq),
+        srq: Option<&Srq>,
         sizes: &QpSizes,
+        notify: impl Fn(AsyncEvent) + Send + 'static,
     ) -> Result<Qp, NicError> {
-        for nic in [&pd.0.nic, &send_cq.nic, &recv_cq.nic] {
+        let nics = [&pd.0.nic, &send_cq.nic, &recv_cq.nic];
+        for nic in nics.into_iter().chain(srq.map(|srq| &srq.nic)) {
             self.check(nic, Verb::CreateQp)?;
         }
         let QpSizes { cap, send_sges_max, recv_sges_max } = *sizes;
         let (pd, send_cq, recv_cq) = (pd.0.number, send_cq.number, recv_cq.number);
-        let config = QpConfig { pd, send_cq, recv_cq, cap, send_sges_max, recv_sges_max };
-        let qpn = self.port().lock().device.create_qp(&config)?;
+        let recv_sges_max = srq.map_or(recv_sges_max, |srq| srq.sges_max);
+        let srq = srq.map(|srq| srq.number);
+        let config = QpConfig { pd, send_cq, recv_cq, cap, send_sges_max, recv_sges_max, srq };
+        let mut moving = self.port().lock();
+        let qpn = moving.device.create_qp(&config)?;
+        moving.listeners.insert(Subject::Qp(qpn), Box::new(notify));
+        drop(moving);
         Ok(Qp { nic: self.clone(), qpn })
     }
 

@@ -1,8 +1,8 @@
 //! The memory and the completions of one end.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
-use invar_core::nic::{Access, Atomic, Wc};
+use invar_core::nic::{Access, Atomic, RecvWr, Wc};
 use invar_core::roce::qp::{AccessFault, Env, Payload, Queue, Region, Side};
 
 /// A registered region. Its lkey and rkey are equal.
@@ -40,6 +40,8 @@ pub struct Host {
     pub receives: Vec<Wc>,
     /// The inline bytes, by slot.
     pub inline: BTreeMap<u16, Vec<u8>>,
+    /// The receives of a shared queue.
+    pub shared: VecDeque<RecvWr>,
     /// The operations of posted atomics, by slot.
     pub atomics: BTreeMap<u16, Atomic>,
 }
@@ -83,6 +85,10 @@ impl Env for Host {
     fn place(&mut self, to: Region, payload: &[u8]) {
         let at = to.offset as usize;
         self.regions[to.index as usize].bytes[at..at + payload.len()].copy_from_slice(payload);
+    }
+
+    fn take_receive(&mut self, _: u16) -> Option<(RecvWr, bool)> {
+        self.shared.pop_front().map(|wr| (wr, false))
     }
 
     fn atomic(&mut self, slot: u16) -> Option<Atomic> {
