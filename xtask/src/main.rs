@@ -17,6 +17,7 @@ mod null_verbs;
 mod outcome;
 mod plugin;
 mod python;
+mod rdma_core;
 mod rxe;
 mod sanitize;
 mod shell;
@@ -70,6 +71,9 @@ enum Command {
     Plugin,
     /// Build the Python package `invar`, and print how Python finds it.
     Python,
+    /// Run rdma-core's own Python tests on the software NIC's libibverbs, and print their results. The
+    /// tests come from Debian's python3-pyverbs.
+    RdmaCore,
     /// Start the command by the launchers of this machine: Open MPI, MPICH, torchrun, and a Slurm of two
     /// nodes in namespaces.
     Launchers,
@@ -100,6 +104,7 @@ fn run(args: Args) -> Result<ExitCode> {
         Command::Stuck(args) => stuck::run(&shell, &args),
         Command::Plugin => plugin::run(&shell),
         Command::Python => python::run(&shell),
+        Command::RdmaCore => rdma_core::run(&shell),
         Command::Launchers => launchers::run(&shell),
         Command::Nccl(args) => nccl::run(&shell, &args),
         Command::Dist(args) => dist::run(&shell, &args),
