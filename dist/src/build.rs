@@ -21,6 +21,8 @@ pub(crate) struct Binaries {
     pub(crate) plugin: Vec<u8>,
     /// The native module of the Python package.
     pub(crate) module: Vec<u8>,
+    /// The `libibverbs.so.1` of `invar run`.
+    pub(crate) verbs: Vec<u8>,
 }
 
 /// The directory in which cargo builds.
@@ -62,10 +64,12 @@ pub(crate) fn run(target: &Path) -> Result<Binaries> {
         command: read("invar")?,
         plugin: read("libnccl_net_invar.so")?,
         module: read("libinvar_python.so")?,
+        verbs: read("libinvar_soft_verbs.so")?,
     };
     check("the command", &binaries.command, &replaced)?;
     check("the plugin", &binaries.plugin, &replaced)?;
     check("the Python module", &binaries.module, &replaced)?;
+    check("libibverbs", &binaries.verbs, &replaced)?;
     let bytes = binaries.plugin.len();
     ensure!(bytes < PLUGIN_BYTES_MAX, "the plugin has {bytes} bytes, more than {PLUGIN_BYTES_MAX}");
     Ok(binaries)

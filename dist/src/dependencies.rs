@@ -10,7 +10,8 @@ use serde_json::Value;
 use crate::shell;
 
 /// The packages that become binaries.
-pub(crate) const BINARIES: [&str; 3] = ["invar-cli", "invar-nccl-plugin", "invar-python"];
+pub(crate) const BINARIES: [&str; 4] =
+    ["invar-cli", "invar-nccl-plugin", "invar-python", "invar-soft-verbs"];
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
 /// A crate's name and version.

@@ -58,6 +58,7 @@ fn run(args: &Args) -> Result<()> {
     let mut needs = Needs::default();
     needs.add(&binaries.command).context("the command")?;
     needs.add(&binaries.plugin).context("the plugin")?;
+    needs.add(&binaries.verbs).context("libibverbs")?;
     needs.check_libraries()?;
     let glibc = needs.glibc()?;
     let crates = dependencies::load()?;
@@ -72,6 +73,7 @@ fn run(args: &Args) -> Result<()> {
         command: binaries.command,
         plugin: binaries.plugin,
         module: binaries.module,
+        verbs: binaries.verbs,
         version,
     };
     println!("glibc {}.{} or later; {} crates", glibc.major, glibc.minor, crates.len());

@@ -10,6 +10,8 @@ use crate::tree::{File, Tree};
 
 /// The file that NCCL opens for `NCCL_NET_PLUGIN=invar`.
 pub(crate) const PLUGIN: &str = "libnccl-net-invar.so";
+/// The library of `invar run`, from the prefix. Loaders do not look into its folder.
+pub(crate) const VERBS: &str = "lib/invar/libibverbs.so.1";
 /// One line about Invar, for registries of packages.
 pub(crate) const SUMMARY: &str = "NCCL's network transport, rebuilt in Rust: plugin and command";
 /// A paragraph about Invar, in lines for registries of packages.
@@ -30,6 +32,8 @@ pub(crate) struct Product {
     pub(crate) plugin: Vec<u8>,
     /// The native module of the Python package.
     pub(crate) module: Vec<u8>,
+    /// The `libibverbs.so.1` of `invar run`.
+    pub(crate) verbs: Vec<u8>,
     /// The libraries that command and plugin need.
     pub(crate) needs: Needs,
     /// Texts for people, by file name: licences, the licences of dependencies, and what changed.
@@ -58,6 +62,7 @@ impl Product {
         let command = File { content: self.command.clone(), executable: true };
         tree.add(format!("{prefix}bin/invar"), command)?;
         tree.add_data(format!("{prefix}{libraries}/{PLUGIN}"), self.plugin.clone())?;
+        tree.add_data(format!("{prefix}{VERBS}"), self.verbs.clone())?;
         for (name, page) in self.manuals()? {
             let (name, page) =
                 if *gzip_manuals { (name + ".gz", gzip(&page)?) } else { (name, page) };
