@@ -252,6 +252,10 @@ pub trait Nic {
     fn poll(&self, cq: &Self::Cq, wcs: &mut [Wc]) -> Result<u32, PollError>;
     /// Checks that the device and this queue pair still work, according to the device's reports beside
     /// completions (`ibv_get_async_event`). A waiting caller calls this from time to time.
+    ///
+    /// # Errors
+    /// [`Verb::QpEvent`] if only this queue pair is of no more use, and a new one may work.
+    /// [`Verb::AsyncEvent`] if the device is.
     fn check(&self, _qp: &Self::Qp) -> Result<(), NicError> {
         Ok(())
     }

@@ -261,12 +261,12 @@ impl Nic for VerbsNic {
     }
 
     fn check(&self, qp: &Qp) -> Result<(), NicError> {
-        let mut fates = [&self.0.context.news().fate].into_iter().chain(qp.fates());
-        match fates.find_map(events::Fate::event) {
+        let of_device = self.0.context.news().fate.event().map(|event| (Verb::AsyncEvent, event));
+        let of_qp = || qp.fates().into_iter().find_map(events::Fate::event);
+        match of_device.or_else(|| Some((Verb::QpEvent, of_qp()?))) {
             None => Ok(()),
-            Some(event) => {
-                let text = events::text(self.0.context.library(), event);
-                Err(NicError::new(Verb::AsyncEvent, 0, text))
+            Some((verb, event)) => {
+                Err(NicError::new(verb, 0, events::text(self.0.context.library(), event)))
             }
         }
     }

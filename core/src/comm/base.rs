@@ -15,7 +15,7 @@ use super::route::Route;
 use super::watch::{Rows, Verdict, Watch, patience_ns};
 use crate::conn::{CommSettings, Exchange, Parts, Stream, StreamError, Verbs, rail_of};
 use crate::error::{CompletionError, Ends, Error, Report, Suspicion};
-use crate::nic::{Nic, NicError, PollError, Refusal, Refused, Wc, WcStatus};
+use crate::nic::{Nic, NicError, PollError, Refusal, Refused, Verb, Wc, WcStatus};
 use crate::request::{Progress, RequestRing};
 use crate::stall::{self, Counts, Role, Wait};
 
@@ -395,6 +395,9 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         match checked {
             // Others are left.
             Err(error) if self.has_rails() => self.rail_refused(error)?,
+            Err(error) if error.verb == Verb::QpEvent && self.recovery.may_help_after_refusal() => {
+                self.suspect(Suspicion::Event(error.cause));
+            }
             checked => checked.map_err(|error| self.nic_failed(error))?,
         }
         // The program may never test the request whose queue pair has failed.

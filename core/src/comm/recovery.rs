@@ -32,6 +32,9 @@ const SECOND_NS: u64 = 1_000_000_000;
 const PAUSE_NS: core::ops::RangeInclusive<u64> = 1_000_000..=SECOND_NS;
 /// The shortest and the longest time after which a peer that does not answer is called again.
 const LATE_NS: core::ops::RangeInclusive<u64> = 500_000_000..=8 * SECOND_NS;
+/// The most attempts that begin without progress because the NIC itself has refused to go on. A true refusal
+/// repeats itself.
+const REFUSALS_MAX: u32 = 3;
 /// The numbers of the attempts of both ends differ by less than this.
 const AHEAD_MAX: u32 = 1 << 16;
 
@@ -80,6 +83,8 @@ pub(super) struct Trouble {
     pub(super) cause: Option<Suspicion>,
     /// The time of the last attempt.
     pub(super) attempt_ns: u64,
+    /// The times that the NIC itself has refused to go on since the last progress.
+    refusals: u32,
 }
 
 /// The position of a recovery.
@@ -149,12 +154,22 @@ impl Recovery {
     }
 
     /// Whether new queue pairs may help after an error completion. If a port is down, some drivers report
-    /// other errors than a peer that is silent.
-    pub(super) fn may_help(&self, error: &CompletionError) -> bool {
+    /// other errors than a peer that is silent. Linux removes the routes of a link before it marks the port
+    /// down, so rdma_rxe may refuse a send (`LOC_QP_OP_ERR`) while its port still looks well.
+    pub(super) fn may_help(&mut self, error: &CompletionError) -> bool {
         use WcStatus as Status;
         let of_network = [Status::RETRY_EXC_ERR, Status::RESP_TIMEOUT_ERR, Status::WR_FLUSH_ERR];
         let is_of_port = error.port_trouble.is_some();
         self.is_agreed && (is_of_port || of_network.contains(&error.status))
+            || error.status == Status::LOC_QP_OP_ERR && self.may_help_after_refusal()
+    }
+
+    /// Whether new queue pairs may help after the NIC has refused to go on with a queue pair.
+    pub(super) fn may_help_after_refusal(&mut self) -> bool {
+        let refusals = self.trouble.refusals;
+        let may_help = self.is_agreed && refusals < REFUSALS_MAX;
+        self.trouble.refusals += u32::from(may_help);
+        may_help
     }
 
     /// Whether the peer has begun an attempt that this end has not begun.
@@ -271,7 +286,7 @@ impl Trouble {
     /// Notes the rows of both ends. The trouble is over if there are more than before.
     pub(super) fn resume(&mut self, now_ns: u64, rows: [u64; 2]) {
         if self.rows != rows {
-            (self.rows, self.began_ns) = (rows, None);
+            (self.rows, self.began_ns, self.refusals) = (rows, None, 0);
         }
         self.resumed_ns = now_ns;
     }

@@ -14,6 +14,8 @@ pub enum Suspicion {
     Peer,
     /// The device has reported this fault of the port.
     Port(&'static str),
+    /// The device has reported this event of a queue pair.
+    Event(&'static str),
     /// The peer has said twice that nothing has come.
     Silence,
     /// Rails of the connection have failed, and others take over.
@@ -37,6 +39,7 @@ impl fmt::Display for Suspicion {
             }
             Suspicion::Peer => f.write_str("the peer asked for new queue pairs"),
             Suspicion::Port(trouble) => write!(f, "this end's port has a fault: {trouble}"),
+            Suspicion::Event(event) => write!(f, "the device reported of a queue pair: {event}"),
             Suspicion::RailFailed => f.write_str("a rail failed"),
             Suspicion::RailJoins => f.write_str("a rail joins"),
             Suspicion::Silence => {

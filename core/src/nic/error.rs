@@ -19,6 +19,7 @@ pub enum Verb {
     PostRecv,
     PollCq,
     AsyncEvent,
+    QpEvent,
 }
 
 impl Verb {
@@ -38,6 +39,7 @@ impl Verb {
             Verb::PostRecv => "ibv_post_recv",
             Verb::PollCq => "ibv_poll_cq",
             Verb::AsyncEvent => "the device (ibv_get_async_event)",
+            Verb::QpEvent => "the queue pair (ibv_get_async_event)",
         }
     }
 }

@@ -229,7 +229,7 @@ fn an_error_completion_names_what_is_wrong_with_the_own_port() {
 fn a_device_that_reports_its_end_ends_a_comm_that_waits() {
     let (mut duo, request, nic) = waiting_receiver();
     assert_eq!(duo.recv.check_peer(0), Ok(()));
-    nic.plan.event.set(Some("device fatal"));
+    nic.plan.event.set(Some((Verb::AsyncEvent, "device fatal")));
     let error = duo.recv.check_peer(0).expect_err("the device is of no use");
     assert_eq!(error.to_string(), "the device (ibv_get_async_event) failed: device fatal");
     assert_eq!(duo.recv.test(&request), Err(error));

@@ -12,6 +12,7 @@ mod hostile_peers;
 mod meddler;
 mod nccl_wire;
 mod queue_pairs;
+mod rail_events;
 mod raw_peer;
 mod recovery;
 mod recovery_interleavings;

@@ -26,11 +26,13 @@ pub(crate) struct Plan {
     pub(crate) failing: Cell<Option<Verb>>,
     /// Whether queue pairs cannot be connected.
     pub(crate) refuses_peers: Cell<bool>,
-    /// The text of a fake asynchronous event.
-    pub(crate) event: Cell<Option<&'static str>>,
+    /// A fake asynchronous event: of the device for ever, or of the queue pairs that exist.
+    pub(crate) event: Cell<Option<(Verb, &'static str)>>,
     /// The ECE capability of the driver. `eces_set` has the peers' values that the driver was told.
     pub(crate) ece: Cell<Option<Ece>>,
     pub(crate) eces_set: RefCell<Vec<Ece>>,
+    /// Whether new queue pairs get the fake event too.
+    pub(crate) keeps_event: Cell<bool>,
     /// Fake attributes of the port.
     pub(crate) port: Cell<Option<PortAttr>>,
     /// Fake notices of events on the port.
@@ -97,6 +99,11 @@ impl Nic for Meddler {
     fn create_qp(&self, pd: &usize, cq: &NullCq, cap: &QpCap) -> Result<NullQp, NicError> {
         self.permit(Verb::CreateQp)?;
         self.plan.caps.borrow_mut().push(*cap);
+        if let Some((Verb::QpEvent, _)) = self.plan.event.get()
+            && !self.plan.keeps_event.get()
+        {
+            self.plan.event.set(None);
+        }
         self.nic.create_qp(pd, cq, cap)
     }
 
@@ -154,7 +161,7 @@ impl Nic for Meddler {
     }
 
     fn check(&self, _: &NullQp) -> Result<(), NicError> {
-        let failed = |cause| Err(NicError::new(Verb::AsyncEvent, 0, cause));
+        let failed = |(verb, cause)| Err(NicError::new(verb, 0, cause));
         self.plan.event.get().map_or(Ok(()), failed)
     }
 

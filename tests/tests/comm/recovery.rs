@@ -209,6 +209,52 @@ fn an_error_that_no_queue_pair_can_mend_ends_both_ends_at_once() {
 }
 
 #[test]
+fn a_refusal_of_the_nic_begins_attempts_until_it_has_repeated_itself() {
+    for end in 0..2 {
+        let mut line = Line::new([CommSettings::default(); 2]);
+        for place in 0..8 {
+            let received = line.irecv(place).expect("a request");
+            line.hold(true);
+            let sent = line.isend(place).expect("a request");
+            line.break_end(end, WcStatus::LOC_QP_OP_ERR);
+            line.pass(1).expect("an attempt");
+            line.hold(false);
+            line.pass(5).expect("a recovery");
+            assert_eq!(line.duo.send.test(&sent), Ok(Some(64)));
+            assert_eq!(line.duo.recv.test(&received).map(|sizes| sizes.is_some()), Ok(true));
+        }
+        assert_eq!([line.duo.send.attempts(), line.duo.recv.attempts()], [8, 8]);
+        let error = (0..8).find_map(|_| {
+            line.break_end(end, WcStatus::LOC_QP_OP_ERR);
+            line.pass(5).err()
+        });
+        assert!(matches!(error, Some(Error::Completion(_) | Error::PeerFailed)), "{error:?}");
+    }
+}
+
+#[test]
+fn a_queue_pair_that_the_device_reports_as_failed_is_replaced() {
+    for end in 0..2 {
+        let mut line = Line::new([CommSettings::default(); 2]);
+        let received = line.irecv(0).expect("a request");
+        line.hold(true);
+        let sent = line.isend(0).expect("a request");
+        line.nics[end].plan.event.set(Some((Verb::QpEvent, "QP fatal")));
+        line.pass(1).expect("an attempt");
+        line.hold(false);
+        line.pass(5).expect("a recovery");
+        assert_eq!([line.duo.send.attempts(), line.duo.recv.attempts()], [1, 1]);
+        assert_eq!(line.duo.send.test(&sent), Ok(Some(64)));
+        assert_eq!(line.duo.recv.test(&received).map(|sizes| sizes.is_some()), Ok(true));
+        // Queue pairs that all fail are no accident.
+        line.nics[end].plan.keeps_event.set(true);
+        line.nics[end].plan.event.set(Some((Verb::QpEvent, "QP fatal")));
+        let error = line.pass(100).expect_err("no queue pair works");
+        assert!(matches!(error, Error::Nic(_) | Error::PeerFailed), "{error:?}");
+    }
+}
+
+#[test]
 fn a_connection_with_an_end_that_does_not_recover_fails_at_once() {
     for settings in
         [[CommSettings::default(), rig::fragile()], [rig::fragile(), CommSettings::default()]]
