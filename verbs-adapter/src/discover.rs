@@ -148,10 +148,17 @@ fn list_with(
     };
     let interfaces = Interface::list().unwrap_or_default();
     let mut found = Vec::new();
-    for name in devices.names() {
+    let mut names: Vec<(String, Option<String>)> = devices
+        .names()
+        .map(|name| {
+            let path = pci_path(&name);
+            (name, path)
+        })
+        .collect();
+    names.sort_by(|(_, one), (_, other)| on_bus(one.as_deref()).cmp(&on_bus(other.as_deref())));
+    for (name, path) in names {
         match devices.open(&name) {
             Ok(opened) => {
-                let path = pci_path(&name);
                 list_device(&opened, path, rules, &interfaces, &mut found, &mut listing);
             }
             Err(error) => {
@@ -248,6 +255,13 @@ fn list_device(
             qps_max: u32::try_from(attr.max_qp).unwrap_or(0),
         });
     }
+}
+
+/// The place of a device in the order of NCCL (`net_ib/init.cc ncclIbCompareDevs`): by its PCI address, so that
+/// the hosts agree whatever their kernels call the devices. Devices without one come last.
+fn on_bus(path: Option<&str>) -> (bool, usize, &str) {
+    let address = path.and_then(|path| path.rsplit('/').next()).unwrap_or_default();
+    (path.is_none(), address.len(), address)
 }
 
 /// Returns the name of a port, as in [`PortInfo::name`].

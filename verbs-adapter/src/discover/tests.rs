@@ -101,6 +101,20 @@ fn functions_of_one_card_share_its_path_and_have_numbers_of_their_own() {
 }
 
 #[test]
+fn devices_are_in_the_order_of_their_bus() {
+    let _fake = Fake::with_ports(3, 1);
+    let listing = list_all(|device| {
+        let address = match device {
+            "fake0" => return None,
+            "fake1" => "0000:40/0000:c1:00.0",
+            _ => "0000:80/0000:81:00.0/0000:83:00.0",
+        };
+        Some(format!("/sys/devices/pci{address}"))
+    });
+    assert_eq!(on_cards(&listing), [("fake2", 1), ("fake1", 1), ("fake0", 1)]);
+}
+
+#[test]
 fn devices_on_no_bus_are_cards_of_their_own() {
     let _fake = Fake::with_ports(3, 1);
     let listing = list_all(|_| None);
