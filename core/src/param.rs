@@ -192,6 +192,9 @@ params! {
     /// 1 lets the drivers of both ends agree on features beyond the verbs (ECE), on Invar's own wire.
     NCCL_IB_ECE_ENABLE => ib_ece_enable: bool = "1", FLAG,
         differs: "Not in 2.14.3.";
+    /// 1 lets NCCL join ports, such as those of one card, to one device whose connections run over all of them.
+    NCCL_IB_MERGE_NICS => ib_merge_nics: bool = "1", FLAG,
+        differs: "Not in 2.14.3.";
     /// PCIe relaxed ordering of user memory: 0 never, 1 always, 2 where the driver has it.
     NCCL_IB_PCI_RELAXED_ORDERING => ib_pci_relaxed_ordering: u8 = "2", int(0, 2);
     /// A NIC reaches GPU memory directly if both are at most this far apart on the PCIe tree; LOC is

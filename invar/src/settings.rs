@@ -58,6 +58,7 @@ pub struct Settings {
     pub(crate) links: LinkRules,
     pub(crate) coll: CollRules,
     collnet: bool,
+    merge_nics: bool,
     /// The name of a communicator's device.
     pub(crate) coll_nic: Option<String>,
     pub(crate) socket_ifname: String,
@@ -276,6 +277,7 @@ impl Settings {
                 timeout: Duration::from_millis(params.coll_timeout_ms.into()),
             },
             collnet: params.collnet_enable,
+            merge_nics: params.ib_merge_nics,
             coll_nic: None,
             socket_ifname,
             socket_family: params.socket_family,

@@ -14,7 +14,9 @@ pub use properties::{
     PropertiesV6, PropertiesV7, PropertiesV8, PropertiesV9, PropertiesV11, PropertiesV12,
     VDeviceProps,
 };
-pub use table::{Absent, Net, TailV11, V6, V7, V8, V9, V10, V11, V12, Version};
+pub use table::{
+    Absent, MakeVDevice, Net, TailV9, TailV11, V6, V7, V8, V9, V10, V11, V12, Version,
+};
 
 use std::ffi::{c_char, c_int, c_ulong, c_void};
 

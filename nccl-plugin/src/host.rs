@@ -1,25 +1,25 @@
 //! State of the process: settings, devices, and the number of communicators that use the plugin.
 
-use std::collections::BTreeSet;
-use std::ffi::{CStr, CString, c_int, c_void};
+use std::ffi::{c_int, c_void};
 use std::net::IpAddr;
 use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use invar::cuda::GpuInfo;
-use invar::{Choice, Device, DeviceInfo, DeviceKind, GpuSupport, LinkLayer, Settings, WeakDevice};
+use invar::{Choice, DeviceInfo, DeviceKind, LinkLayer, Settings};
 
-use crate::abi::{
-    Code, CommConfig, Logger, PTR_CUDA, PTR_DMABUF, PTR_HOST, ProfilerCallback, TRAFFIC_CLASS_UNDEF,
-};
+use crate::abi::{Code, CommConfig, Logger, ProfilerCallback, TRAFFIC_CLASS_UNDEF};
 use crate::logger;
-use crate::outcome::{Failed, Outcome, call, failed, misused, null, refused};
+use crate::net_device::{NetDevice, may_reach_gpus};
+use crate::outcome::{Failed, Outcome, call, misused, null, refused};
 use crate::profiler;
 
 /// Offset that marks a context's value; the rest of the value is the communicator's traffic class.
 const CONTEXT: usize = 1 << 16;
 /// The context of collNet where it is off. NCCL does not finalize such a context.
 const OFF: usize = 1 << 17;
+
+/// The most devices that NCCL may join in a process (`MAX_IB_VDEVS`).
+const JOINED_MAX: usize = 256;
 
 static HOST: Mutex<State> = Mutex::new(State { host: None, contexts: 0 });
 
@@ -32,19 +32,9 @@ struct State {
 /// Settings and devices that `init` found.
 pub(crate) struct Host {
     pub(crate) settings: Settings,
-    devices: Vec<NetDevice>,
-}
-
-/// A device that NCCL may use. The device stays open as long as an object on it lives.
-pub(crate) struct NetDevice {
-    pub(crate) number: c_int,
-    pub(crate) info: DeviceInfo,
-    pub(crate) name: &'static CStr,
-    pub(crate) pci_path: Option<&'static CStr>,
-    pub(crate) guid: u64,
-    /// Kinds of memory that the device can register, as [`PTR_HOST`] and others added up.
-    pub(crate) ptr_support: c_int,
-    opened: Mutex<WeakDevice>,
+    devices: Vec<Arc<NetDevice>>,
+    /// The devices that NCCL has joined. Their numbers follow those of `devices`.
+    joined: Mutex<Vec<Arc<NetDevice>>>,
 }
 
 /// `init` before v10.
@@ -227,10 +217,10 @@ impl Host {
             log::info!("no GPUs: {error}");
             Vec::new()
         });
-        let devices: Vec<NetDevice> = devices
+        let devices: Vec<Arc<NetDevice>> = devices
             .into_iter()
             .zip(0..)
-            .map(|(info, number)| NetDevice::new(number, info, &gpus, &settings))
+            .map(|(info, number)| Arc::new(NetDevice::new(number, info, &gpus, &settings)))
             .collect();
         log::info!("{reason}");
         let (interface, address) = oob;
@@ -238,40 +228,64 @@ impl Host {
             "{}",
             using(devices.iter().map(|device| &device.info), &interface, address.ip())
         );
-        Ok(Host { settings, devices })
+        Ok(Host { settings, devices, joined: Mutex::default() })
     }
 
     /// Returns the device that has this number in NCCL.
-    pub(crate) fn device(&self, number: c_int) -> Result<&NetDevice, Failed> {
-        let device = usize::try_from(number).ok().and_then(|number| self.devices.get(number));
-        device.ok_or_else(|| {
-            misused(format_args!("device {number}; there are {}", self.devices.len()))
+    pub(crate) fn device(&self, number: c_int) -> Result<Arc<NetDevice>, Failed> {
+        let joined = self.joined();
+        let all = self.devices.iter().chain(joined.iter());
+        let device = usize::try_from(number).ok().and_then(|number| all.clone().nth(number));
+        device.cloned().ok_or_else(|| {
+            misused(format_args!(
+                "device {number}; there are {}",
+                self.devices.len() + joined.len()
+            ))
         })
     }
-}
 
-impl NetDevice {
-    fn new(number: c_int, info: DeviceInfo, gpus: &[GpuInfo], settings: &Settings) -> Self {
-        NetDevice {
-            number,
-            name: forever(&info.name),
-            pci_path: info.pci_path.as_deref().map(forever),
-            guid: info.guid.unwrap_or(number as u64),
-            ptr_support: ptr_support(&info, gpus, settings),
-            info,
-            opened: Mutex::default(),
+    /// Joins the devices of these numbers. Returns the number of the device that they make; the same devices
+    /// make the same device.
+    pub(crate) fn join(&self, numbers: &[c_int]) -> Result<c_int, Failed> {
+        let find = |number: &c_int| {
+            let own = usize::try_from(*number).ok().and_then(|number| self.devices.get(number));
+            own.cloned().ok_or_else(|| {
+                misused(format_args!(
+                    "makeVDevice: device {number}; {} can be joined",
+                    self.devices.len()
+                ))
+            })
+        };
+        let members = numbers.iter().map(find).collect::<Result<Vec<_>, Failed>>()?;
+        match members.as_slice() {
+            [] => return Err(misused("makeVDevice: no devices")),
+            [one] => return Ok(one.number),
+            _ => {}
         }
+        if !self.settings.merges_nics() {
+            log::info!("makeVDevice: NCCL_IB_MERGE_NICS=0 lets no devices be joined");
+            return Err(Failed(Code::INVALID_USAGE));
+        }
+        let mut joined = self.joined();
+        if let Some(known) = joined.iter().find(|device| device.members == numbers) {
+            return Ok(known.number);
+        }
+        if joined.len() == JOINED_MAX {
+            return Err(misused(format_args!("makeVDevice: {JOINED_MAX} devices are joined")));
+        }
+        let infos: Vec<DeviceInfo> = members.iter().map(|device| device.info.clone()).collect();
+        let info = DeviceInfo::joined(&infos).map_err(|error| {
+            log::info!("makeVDevice: {error}");
+            Failed(Code::INVALID_USAGE)
+        })?;
+        let number = (self.devices.len() + joined.len()) as c_int;
+        log::info!("device {number} is {}", info.name);
+        joined.push(Arc::new(NetDevice::joined(number, info, &members)));
+        Ok(number)
     }
 
-    /// Returns the device; the first caller opens it.
-    pub(crate) fn open(&self, settings: &Settings) -> Result<Device, Failed> {
-        let mut opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(device) = opened.upgrade() {
-            return Ok(device);
-        }
-        let device = Device::open_for(&self.info, settings).map_err(|error| failed(&error))?;
-        *opened = device.downgrade();
-        Ok(device)
+    fn joined(&self) -> MutexGuard<'_, Vec<Arc<NetDevice>>> {
+        self.joined.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -354,50 +368,11 @@ impl Context {
     }
 }
 
-/// Whether a device of this kind may reach GPU memory: an RDMA device, or a NIC that the program brings.
-fn may_reach_gpus(info: &DeviceInfo) -> bool {
-    matches!(info.kind, DeviceKind::Verbs | DeviceKind::Custom)
-}
-
-/// Returns the kinds of memory that a device can register. For each device that may reach GPU memory this
-/// function logs its support, and its path to each GPU.
-fn ptr_support(info: &DeviceInfo, gpus: &[GpuInfo], settings: &Settings) -> c_int {
-    if !may_reach_gpus(info) {
-        return PTR_HOST;
-    }
-    let device = match Device::open_for(info, settings) {
-        Ok(device) => device,
-        Err(error) => {
-            log::warn!("{}: whether it reaches GPU memory is not known: {error}", info.name);
-            return PTR_HOST;
-        }
-    };
-    let support = device.gpu_support(settings);
-    log::info!("{} {support}", info.name);
-    for gpu in gpus {
-        let path = device.gpu_path(gpu, settings);
-        log::info!("{} and GPU {} ({}): {path}", info.name, gpu.ordinal, gpu.name);
-    }
-    let GpuSupport { dma_buf, peermem } = support;
-    PTR_HOST + if peermem { PTR_CUDA } else { 0 } + if dma_buf { PTR_DMABUF } else { 0 }
-}
-
-/// Leaks text for C, because NCCL keeps the names of devices. Equal texts share one copy.
-fn forever(text: &str) -> &'static CStr {
-    static TEXTS: Mutex<BTreeSet<&'static CStr>> = Mutex::new(BTreeSet::new());
-    let text = CString::new(text.replace('\0', "?")).unwrap_or_default();
-    let mut texts = TEXTS.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(known) = texts.get(text.as_c_str()) {
-        return known;
-    }
-    let text: &'static CStr = Box::leak(text.into_boxed_c_str());
-    texts.insert(text);
-    text
-}
-
 #[cfg(test)]
 mod tests {
     use std::slice;
+
+    use invar::Device;
 
     use super::*;
 

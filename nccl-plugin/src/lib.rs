@@ -3,7 +3,7 @@
 //! NCCL opens the library that `NCCL_NET_PLUGIN=invar` names and looks up the newest function table that
 //! it supports ([`abi`], `tables`). One implementation serves all versions of the table:
 //!
-//! - `host` lists the devices.
+//! - `host` lists the devices, which are `net_device`s, and `virtual_device` joins them.
 //! - `connect` makes connections.
 //! - `lifetime` stores their ends as comms, and closes comms.
 //! - `entry` finds the comm of a call and passes the call to `comm`.
@@ -30,6 +30,7 @@ mod host;
 mod lifetime;
 mod logger;
 mod mhandle;
+mod net_device;
 mod outcome;
 mod profiler;
 mod properties;
@@ -37,3 +38,4 @@ mod register;
 mod registry;
 mod request;
 pub mod tables;
+mod virtual_device;

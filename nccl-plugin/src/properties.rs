@@ -8,7 +8,8 @@ use crate::abi::{
     PropertiesV12, VDeviceProps,
 };
 use crate::handles::COMMS_MAX;
-use crate::host::{self, NetDevice};
+use crate::host;
+use crate::net_device::NetDevice;
 use crate::outcome::{call, null};
 
 /// Speed in megabits per second that the plugin reports for a link of unknown speed.
@@ -32,7 +33,7 @@ pub(crate) unsafe extern "C" fn get_properties<P: Describe>(
         let host = host::get()?;
         let device = host.device(device)?;
         // SAFETY: NCCL promises that `properties` has room for the properties.
-        unsafe { properties.write(P::describe(device, device.ptr_support)) };
+        unsafe { properties.write(P::describe(&device, device.ptr_support)) };
         Ok(())
     })
 }
@@ -47,7 +48,8 @@ pub(crate) unsafe extern "C" fn get_properties_of_collnet<P: Describe>(
         if properties.is_null() {
             return Err(null("getProperties: properties"));
         }
-        let described = P::describe(host::with_collnet()?.device(device)?, PTR_HOST);
+        let device = host::with_collnet()?.device(device)?;
+        let described = P::describe(&device, PTR_HOST);
         // SAFETY: NCCL promises that `properties` has room for the properties.
         unsafe { properties.write(described) };
         Ok(())
@@ -75,7 +77,7 @@ macro_rules! value {
         0
     };
     (v_props, $device:ident) => {
-        itself($device)
+        members($device)
     };
     (max_p2p_bytes, $device:ident) => {
         P2P_BYTES_MAX
@@ -136,9 +138,9 @@ describe! {
     }
 }
 
-/// The device list of a physical device, which consists of itself alone.
-fn itself<const DEVS_MAX: usize>(device: &NetDevice) -> VDeviceProps<DEVS_MAX> {
+/// The devices that a device consists of. No version joins more devices than it can list.
+fn members<const DEVS_MAX: usize>(device: &NetDevice) -> VDeviceProps<DEVS_MAX> {
     let mut devs = [0; DEVS_MAX];
-    devs[0] = device.number;
-    VDeviceProps { ndevs: 1, devs }
+    devs.iter_mut().zip(&device.members).for_each(|(dev, member)| *dev = *member);
+    VDeviceProps { ndevs: device.members.len().min(DEVS_MAX) as c_int, devs }
 }

@@ -3,8 +3,8 @@
 use std::ffi::c_char;
 
 use crate::abi::{
-    Blocks, CollNet, CollNetVersion, FinalTail, Net, SgeV8, SgeV9, TailV11, V6, V7, V8, V9, V10,
-    V11, V12, Version,
+    Blocks, CollNet, CollNetVersion, FinalTail, Net, SgeV8, SgeV9, TailV9, TailV11, V6, V7, V8, V9,
+    V10, V11, V12, Version,
 };
 use crate::collnet;
 use crate::connect::{
@@ -20,6 +20,7 @@ use crate::host::{
 use crate::lifetime::{close_recv, close_send};
 use crate::properties::{get_properties, get_properties_of_collnet};
 use crate::register::{dereg_mr, reg_mr, reg_mr_dma_buf, reg_mr_int};
+use crate::virtual_device::make_v_device;
 
 /// Name of the network, as `NCCL_NET` selects it.
 const NAME: *const c_char = c"Invar".as_ptr();
@@ -54,7 +55,11 @@ macro_rules! table {
     };
 }
 
-const TAIL_V11: TailV11 = TailV11 { absent: [None; 3], finalize, set_net_attr };
+const TAIL_V9: TailV9 = TailV9 { absent: [None; 2], make_v_device };
+
+const fn tail_v11<const DEVS_MAX: usize>() -> TailV11<DEVS_MAX> {
+    TailV11 { absent: [None; 2], make_v_device, finalize, set_net_attr }
+}
 
 table!(ncclNetPlugin_v6: V6,
     init, listen, connect_v6, accept_v6, reg_mr_int, isend_int, irecv_int, ());
@@ -63,13 +68,13 @@ table!(ncclNetPlugin_v7: V7,
 table!(ncclNetPlugin_v8: V8,
     init, listen, connect, accept, reg_mr, isend_int, irecv_int, [None; 2]);
 table!(ncclNetPlugin_v9: V9,
-    init, listen, connect, accept, reg_mr, isend, irecv, [None; 3]);
+    init, listen, connect, accept, reg_mr, isend, irecv, TAIL_V9);
 table!(ncclNetPlugin_v10: V10,
-    init_v10, listen, connect_v10, accept, reg_mr, isend_v10, irecv_v10, [None; 3]);
+    init_v10, listen, connect_v10, accept, reg_mr, isend_v10, irecv_v10, TAIL_V9);
 table!(ncclNetPlugin_v11: V11,
-    init_v11, listen_v11, connect_v11, accept, reg_mr, isend_v10, irecv_v10, TAIL_V11);
+    init_v11, listen_v11, connect_v11, accept, reg_mr, isend_v10, irecv_v10, tail_v11());
 table!(ncclNetPlugin_v12: V12,
-    init_v11, listen_v11, connect_v11, accept, reg_mr, isend_v10, irecv_v10, TAIL_V11);
+    init_v11, listen_v11, connect_v11, accept, reg_mr, isend_v10, irecv_v10, tail_v11());
 
 macro_rules! collnet_table {
     (

@@ -7,6 +7,7 @@ mod plugin {
     mod gpu;
     mod rig;
     mod strangers;
+    mod virtual_devices;
 }
 
 /// The transport of tests that name no other.

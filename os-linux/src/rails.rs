@@ -95,6 +95,21 @@ impl<N: Nic> Rails<N> {
         &self.0.nics
     }
 
+    /// The ports, each with its protection domain.
+    pub fn with_pds<'a>(&'a self, pd: &'a RailsPd<N>) -> impl Iterator<Item = (&'a N, &'a N::Pd)> {
+        self.0.nics.iter().zip(pd.0.iter())
+    }
+
+    /// Makes one registration of those on each port.
+    ///
+    /// # Errors
+    /// There are too many registrations.
+    pub fn join_mrs(&self, mrs: Vec<N::Mr>) -> Result<RailsMr<N>, NicError> {
+        let key = self.0.keys.take(mrs.iter().map(|mr| (mr.lkey(), mr.rkey())));
+        let none = NicError::new(Verb::RegMr, 0, "too many registrations over several rails");
+        Ok(RailsMr { key: key.ok_or(none)?, _mrs: mrs })
+    }
+
     fn nic(&self, rail: usize) -> &N {
         // No handle of a rail exists beyond the last one.
         &self.0.nics[rail.min(self.0.nics.len() - 1)]
@@ -176,13 +191,13 @@ impl<N: Nic> Nic for Rails<N> {
     }
 
     fn connection_pd(&self, pd: &RailsPd<N>) -> Result<RailsPd<N>, NicError> {
-        let pairs = self.0.nics.iter().zip(pd.0.iter());
+        let pairs = self.with_pds(pd);
         let pds: Result<Arc<[N::Pd]>, _> = pairs.map(|(nic, pd)| nic.connection_pd(pd)).collect();
         pds.map(RailsPd)
     }
 
     fn grant(&self, pd: &RailsPd<N>, rkey: u32) {
-        for (rail, (nic, pd)) in self.0.nics.iter().zip(pd.0.iter()).enumerate() {
+        for (rail, (nic, pd)) in self.with_pds(pd).enumerate() {
             nic.grant(pd, self.0.keys.rkey(rkey, rail));
         }
     }
@@ -193,13 +208,8 @@ impl<N: Nic> Nic for Rails<N> {
         memory: &N::Memory,
         access: Access,
     ) -> Result<RailsMr<N>, NicError> {
-        let pairs = self.0.nics.iter().zip(pd.0.iter());
-        let mrs: Result<Vec<N::Mr>, _> =
-            pairs.map(|(nic, pd)| nic.reg_mr(pd, memory, access)).collect();
-        let mrs = mrs?;
-        let key = self.0.keys.take(mrs.iter().map(|mr| (mr.lkey(), mr.rkey())));
-        let none = NicError::new(Verb::RegMr, 0, "too many registrations over several rails");
-        Ok(RailsMr { key: key.ok_or(none)?, _mrs: mrs })
+        let mrs = self.with_pds(pd).map(|(nic, pd)| nic.reg_mr(pd, memory, access));
+        self.join_mrs(mrs.collect::<Result<_, _>>()?)
     }
 
     fn create_cq(&self, depth: usize) -> Result<RailsCq<N>, NicError> {

@@ -5,6 +5,7 @@ use std::os::fd::BorrowedFd;
 use invar_core::nic::{Access, Nic, NicError};
 use invar_cuda::gdr::NicReach;
 use invar_linux::memory::HostMemory;
+use invar_linux::rails::Rails;
 use invar_verbs::VerbsNic;
 
 /// A range of a GPU's memory.
@@ -76,5 +77,32 @@ impl GpuNic for VerbsNic {
             // SAFETY: the caller has promised that the memory stays until the registration has ended.
             None => unsafe { self.reg_foreign_mr(pd, addr, len, access) },
         }
+    }
+}
+
+/// Several ports reach GPU memory as far as each of them does.
+impl GpuNic for Rails<VerbsNic> {
+    fn gpu_reach(&self, pd: &Self::Pd) -> NicReach {
+        let reaches = self.with_pds(pd).map(|(nic, pd)| nic.gpu_reach(pd));
+        let both = |one: NicReach, other: NicReach| match (one, other) {
+            (NicReach::Rdma { device, dma_buf }, NicReach::Rdma { dma_buf: of_other, .. }) => {
+                NicReach::Rdma { device, dma_buf: dma_buf && of_other }
+            }
+            _ => NicReach::Software,
+        };
+        reaches.reduce(both).unwrap_or(NicReach::Software)
+    }
+
+    unsafe fn reg_gpu_mr(
+        &self,
+        pd: &Self::Pd,
+        memory: &GpuRange<'_>,
+        access: Access,
+    ) -> Result<Self::Mr, NicError> {
+        let mrs = self.with_pds(pd).map(|(nic, pd)| {
+            // SAFETY: the caller has promised that the memory stays until the registration has ended.
+            unsafe { nic.reg_gpu_mr(pd, memory, access) }
+        });
+        self.join_mrs(mrs.collect::<Result<_, _>>()?)
     }
 }

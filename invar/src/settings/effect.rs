@@ -71,6 +71,11 @@ impl Settings {
         self.collnet
     }
 
+    /// Whether NCCL may join ports to one device (`NCCL_IB_MERGE_NICS`).
+    pub fn merges_nics(&self) -> bool {
+        self.merge_nics
+    }
+
     /// Returns the protocol between NICs (`INVAR_WIRE`).
     pub fn wire(&self) -> conn::Wire {
         self.conn.wire

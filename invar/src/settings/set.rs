@@ -143,6 +143,13 @@ impl Settings {
         self.flag("NCCL_IB_ECE_ENABLE", on)
     }
 
+    /// Sets whether NCCL may join ports to one device, whose connections run over all of them
+    /// (`NCCL_IB_MERGE_NICS`).
+    #[must_use]
+    pub fn merge_nics(self, on: bool) -> Self {
+        self.flag("NCCL_IB_MERGE_NICS", on)
+    }
+
     /// Sets whether memory has PCIe relaxed ordering (`NCCL_IB_PCI_RELAXED_ORDERING`).
     #[must_use]
     pub fn relaxed_ordering(self, ordering: RelaxedOrdering) -> Self {

@@ -91,7 +91,7 @@ properties! {
         net_device_type: c_int,
         /// Version of the offload.
         net_device_version: c_int,
-        /// Physical devices of this device; Invar's devices consist of themselves alone.
+        /// Physical devices of this device. A device that NCCL has not joined consists of itself alone.
         v_props: VDeviceProps<4>,
         /// Maximum length of a point-to-point message in bytes.
         max_p2p_bytes: usize,
@@ -112,7 +112,7 @@ properties! {
         net_device_type: c_int,
         /// Version of the offload.
         net_device_version: c_int,
-        /// Physical devices of this device; Invar's devices consist of themselves alone.
+        /// Physical devices of this device. A device that NCCL has not joined consists of itself alone.
         v_props: VDeviceProps<4>,
         /// Maximum length of a point-to-point message in bytes.
         max_p2p_bytes: usize,
@@ -135,7 +135,7 @@ properties! {
         net_device_type: c_int,
         /// Version of the offload.
         net_device_version: c_int,
-        /// Physical devices of this device; Invar's devices consist of themselves alone.
+        /// Physical devices of this device. A device that NCCL has not joined consists of itself alone.
         v_props: VDeviceProps<8>,
         /// Maximum length of a point-to-point message in bytes.
         max_p2p_bytes: usize,

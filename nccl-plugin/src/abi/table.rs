@@ -15,7 +15,7 @@ use static_assertions::const_assert_eq;
 
 use super::{
     Code, CommConfig, Logger, ProfilerCallback, PropertiesV6, PropertiesV7, PropertiesV8,
-    PropertiesV9, PropertiesV11, PropertiesV12,
+    PropertiesV9, PropertiesV11, PropertiesV12, VDeviceProps,
 };
 
 /// The types that differ between the versions of the interface.
@@ -110,11 +110,27 @@ unsafe impl<V: Version> Sync for Net<V> {}
 /// A function that the plugin does not provide: the pointer is null.
 pub type Absent = Option<unsafe extern "C" fn() -> Code>;
 
+/// `makeVDevice`: joins devices, and writes the number of the device that they make. Arguments: number,
+/// devices.
+pub type MakeVDevice<const DEVS_MAX: usize> =
+    unsafe extern "C" fn(*mut c_int, *const VDeviceProps<DEVS_MAX>) -> Code;
+
+/// The functions behind the common ones in v9 and v10.
+#[repr(C)]
+pub struct TailV9 {
+    /// `getDeviceMr` and `irecvConsumed` (offload to the GPU).
+    pub absent: [Absent; 2],
+    /// Joins devices.
+    pub make_v_device: MakeVDevice<4>,
+}
+
 /// The functions behind the common ones since v11.
 #[repr(C)]
-pub struct TailV11 {
-    /// `getDeviceMr` and `irecvConsumed` (offload to the GPU), and `makeVDevice` (joins devices).
-    pub absent: [Absent; 3],
+pub struct TailV11<const DEVS_MAX: usize> {
+    /// `getDeviceMr` and `irecvConsumed` (offload to the GPU).
+    pub absent: [Absent; 2],
+    /// Joins devices.
+    pub make_v_device: MakeVDevice<DEVS_MAX>,
     /// Ends a context.
     pub finalize: unsafe extern "C" fn(*mut c_void) -> Code,
     /// Receives hints about the traffic of a context.
@@ -232,21 +248,21 @@ versions! {
     /// The interface since NCCL 2.24.
     V9 {
         PropertiesV9, usize, Init, Listen, Connect, Accept, ISend<usize>, IRecv<usize>,
-        [Absent; 3], functions: 19,
+        TailV9, functions: 19,
     }
     /// The interface since NCCL 2.26.
     V10 {
         PropertiesV9, usize, InitV10, Listen, ConnectV10, Accept, ISendV10, IRecvV10,
-        [Absent; 3], functions: 19,
+        TailV9, functions: 19,
     }
     /// The interface since NCCL 2.28.
     V11 {
         PropertiesV11, usize, InitV11, ListenV11, ConnectV11, Accept, ISendV10, IRecvV10,
-        TailV11, functions: 21,
+        TailV11<4>, functions: 21,
     }
     /// The interface since NCCL 2.30.
     V12 {
         PropertiesV12, usize, InitV11, ListenV11, ConnectV11, Accept, ISendV10, IRecvV10,
-        TailV11, functions: 21,
+        TailV11<8>, functions: 21,
     }
 }

@@ -137,8 +137,10 @@ macro_rules! layout {
 
 /// Lists the end of v11's table, which begins at `tail`.
 fn tail_v11(tail: usize) -> [String; 2] {
-    assert_eq!(offset_of!(TailV11, absent), 0);
-    let (finalize, attributes) = (offset_of!(TailV11, finalize), offset_of!(TailV11, set_net_attr));
+    assert_eq!(offset_of!(TailV11<4>, absent), 0);
+    assert_eq!(offset_of!(TailV11<4>, make_v_device), 2 * size_of::<Absent>());
+    let finalize = offset_of!(TailV11<4>, finalize);
+    let attributes = offset_of!(TailV11<4>, set_net_attr);
     [
         format!("net_t.finalize {}", tail + finalize),
         format!("net_t.setNetAttr {}", tail + attributes),

@@ -67,10 +67,15 @@ pub(crate) struct Listening {
 
 impl Listening {
     pub(crate) fn new() -> Self {
+        Self::on(0)
+    }
+
+    /// Listens on a device.
+    pub(crate) fn on(device: c_int) -> Self {
         init();
         let (mut comm, mut handle) = (ptr::null_mut(), [0; HANDLE_BYTES]);
         // SAFETY: The call gives room for a handle and a comm.
-        let code = unsafe { (net.listen)(0, handle.as_mut_ptr().cast(), &mut comm) };
+        let code = unsafe { (net.listen)(device, handle.as_mut_ptr().cast(), &mut comm) };
         assert_eq!(code, Code::SUCCESS);
         assert!(!comm.is_null());
         Listening { comm, handle }
@@ -109,10 +114,15 @@ impl Drop for Listening {
 
 /// Calls `connect` once; the handle keeps the state between calls.
 pub(crate) fn connect(handle: &mut [u8; HANDLE_BYTES]) -> Option<*mut c_void> {
+    connect_on(0, handle)
+}
+
+/// Calls `connect` of a device once.
+pub(crate) fn connect_on(device: c_int, handle: &mut [u8; HANDLE_BYTES]) -> Option<*mut c_void> {
     let mut comm = ptr::dangling_mut();
     let handle = handle.as_mut_ptr().cast();
     // SAFETY: The handle is valid, and `comm` has room for a comm.
-    let code = unsafe { (net.connect)(0, handle, &mut comm, ptr::null_mut()) };
+    let code = unsafe { (net.connect)(device, handle, &mut comm, ptr::null_mut()) };
     assert_eq!(code, Code::SUCCESS);
     (!comm.is_null()).then_some(comm)
 }
@@ -138,7 +148,15 @@ impl Pair {
         bytes: usize,
         connect: impl Fn(&mut [u8; HANDLE_BYTES]) -> Option<*mut c_void>,
     ) -> Self {
-        let listening = Listening::new();
+        Self::over(Listening::new(), bytes, connect)
+    }
+
+    /// Connects to a listening comm.
+    pub(crate) fn over(
+        listening: Listening,
+        bytes: usize,
+        connect: impl Fn(&mut [u8; HANDLE_BYTES]) -> Option<*mut c_void>,
+    ) -> Self {
         let mut handle = listening.handle;
         let (send, recv) = listening.pair(&mut handle, connect);
         let from = pattern(0, bytes);

@@ -1,8 +1,10 @@
-//! Devices, their ports, and their asynchronous events, which never come.
+//! Devices, their ports, and their asynchronous events, which come only from `NULL_VERBS_EVENTS`.
 
 use std::ffi::{CString, c_char, c_int};
-use std::io::{PipeReader, PipeWriter, Read};
-use std::os::fd::AsRawFd;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::Path;
 use std::sync::LazyLock;
 use std::{mem, ptr};
 
@@ -31,9 +33,9 @@ const BEFORE_CONTEXT: usize = mem::offset_of!(Context, base.context);
 #[repr(C)]
 struct Context {
     base: verbs_context,
-    events: PipeReader,
-    /// Keeps the write end of the pipe open, so that a reader finds neither data nor the end.
-    _no_events: PipeWriter,
+    events: File,
+    /// Keeps the write end of the pipe open, so that a reader does not find the end.
+    _writer: File,
 }
 
 #[unsafe(no_mangle)]
@@ -63,7 +65,7 @@ extern "C" fn ibv_get_device_name(device: *mut ibv_device) -> *const c_char {
 
 #[unsafe(no_mangle)]
 extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
-    let Ok((events, no_events)) = std::io::pipe() else { return ptr::null_mut() };
+    let Ok((events, writer)) = event_pipe(device) else { return ptr::null_mut() };
     // SAFETY: the structure has pointers, functions that may be absent, and integers, for which zero is
     // valid.
     let mut base: verbs_context = unsafe { mem::zeroed() };
@@ -75,7 +77,7 @@ extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
     base.context.ops.post_send = Some(post_send);
     base.context.ops.post_recv = Some(post_recv);
     base.context.abi_compat = ptr::without_provenance_mut(VERBS_ABI_IS_EXTENDED);
-    let context = Box::into_raw(Box::new(Context { base, events, _no_events: no_events }));
+    let context = Box::into_raw(Box::new(Context { base, events, _writer: writer }));
     context.wrapping_byte_add(BEFORE_CONTEXT).cast()
 }
 
@@ -86,13 +88,35 @@ extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
     0
 }
 
-/// Blocks forever, unless the caller has made the descriptor nonblocking.
+/// Opens both ends of the pipe of a device's events.
+fn event_pipe(device: *mut ibv_device) -> io::Result<(File, File)> {
+    let Some(directory) = &SETTINGS.events else {
+        let (reader, writer) = io::pipe()?;
+        return Ok((File::from(OwnedFd::from(reader)), File::from(OwnedFd::from(writer))));
+    };
+    // SAFETY: the caller of `ibv_open_device` gives a device of the list, and each of these is a `Device`.
+    let name = unsafe { &*device.cast::<Device>() }.name.to_string_lossy();
+    // An end that both reads and writes opens at once.
+    let both = OpenOptions::new().read(true).write(true).open(Path::new(directory).join(&*name))?;
+    Ok((both.try_clone()?, both))
+}
+
+/// Takes an event. Blocks until one comes, unless the caller has made the descriptor nonblocking.
 #[unsafe(no_mangle)]
-extern "C" fn ibv_get_async_event(context: *mut ibv_context, _: *mut ibv_async_event) -> c_int {
+extern "C" fn ibv_get_async_event(context: *mut ibv_context, to: *mut ibv_async_event) -> c_int {
     // SAFETY: the caller gives an open device.
     let context = unsafe { &*opened(context) };
-    let _ = (&context.events).read(&mut [0]);
-    -1
+    let mut event_type = [0];
+    if !matches!((&context.events).read(&mut event_type), Ok(1)) {
+        return -1;
+    }
+    let event = ibv_async_event {
+        element: ibv_async_element { port_num: 1 },
+        event_type: event_type[0].into(),
+    };
+    // SAFETY: the caller gives room for an event.
+    unsafe { to.write(event) };
+    0
 }
 
 #[unsafe(no_mangle)]

@@ -19,6 +19,7 @@
 //! | `NULL_VERBS_DMA_BUF` | `yes`, or the error: `EOPNOTSUPP` (default) or `EPROTONOSUPPORT` |
 //! | `NULL_VERBS_PEERMEM` | 1: GPU memory can be registered by its address |
 //! | `NULL_VERBS_CALLS` | file for a line for each registration and each READ |
+//! | `NULL_VERBS_EVENTS` | directory of named pipes, `null0` and so on: each byte is an event of port 1 |
 //! | `NULL_VERBS_DELAY_POLLS` | a send is carried out in this poll of its CQ; 0 (default): while posted |
 //! | `NULL_VERBS_STRICT` | 1: a refused call or an error completion aborts with a message |
 

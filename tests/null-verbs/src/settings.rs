@@ -19,6 +19,8 @@ pub(crate) struct Settings {
     pub(crate) dma_buf: Result<(), c_int>,
     pub(crate) peermem: bool,
     calls: Option<String>,
+    /// The pipes of the devices' events lie in this directory.
+    pub(crate) events: Option<String>,
 }
 
 impl Settings {
@@ -44,6 +46,7 @@ impl Settings {
             },
             peermem: number("NULL_VERBS_PEERMEM", 0, 1) == 1,
             calls: text("NULL_VERBS_CALLS"),
+            events: text("NULL_VERBS_EVENTS"),
         }
     }
 

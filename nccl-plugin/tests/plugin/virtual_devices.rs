@@ -1,0 +1,166 @@
+//! Devices that NCCL joins (`makeVDevice`), and devices that `INVAR_RAILS` joins.
+
+use std::ffi::CStr;
+use std::fs;
+use std::io::Write;
+use std::mem::MaybeUninit;
+use std::process::Command;
+use std::time::Duration;
+
+use invar_testkit::fake_cuda::FakeCuda;
+use nccl_net_invar::abi::{PropertiesV9, PropertiesV12, VDeviceProps};
+use nccl_net_invar::tables::ncclNetPlugin_v12 as v12;
+
+use super::rig::*;
+
+const BYTES: usize = 256 * 1024;
+const MESSAGES: usize = 64;
+/// `IBV_EVENT_DEVICE_FATAL`.
+const DEVICE_FATAL: u8 = 8;
+
+fn join(devices: &[c_int]) -> Result<c_int, Code> {
+    init();
+    let mut devs = [-7; 4];
+    devs[..devices.len().min(4)].copy_from_slice(&devices[..devices.len().min(4)]);
+    let (mut number, props) = (-1, VDeviceProps { ndevs: devices.len() as c_int, devs });
+    // SAFETY: There is room for a number, and the list has its devices.
+    match unsafe { (net.tail.make_v_device)(&mut number, &props) } {
+        Code::SUCCESS => Ok(number),
+        code => Err(code),
+    }
+}
+
+/// Connects both ends on a device.
+fn pair_on(device: c_int) -> Pair {
+    let listening = Listening::on(device);
+    Pair::over(listening, BYTES + MESSAGES, |handle| connect_on(device, handle))
+}
+
+fn properties(device: c_int) -> PropertiesV9 {
+    let mut properties = MaybeUninit::uninit();
+    // SAFETY: `properties` has room for the properties.
+    let code = unsafe { (net.get_properties)(device, properties.as_mut_ptr()) };
+    assert_eq!(code, Code::SUCCESS);
+    // SAFETY: The successful call has written the properties.
+    unsafe { properties.assume_init() }
+}
+
+fn name(properties: &PropertiesV9) -> &str {
+    // SAFETY: The name is a C string that stays valid.
+    unsafe { CStr::from_ptr(properties.name) }.to_str().expect("text")
+}
+
+fn count() -> c_int {
+    init();
+    let mut ndev = 0;
+    // SAFETY: `ndev` has room for a number.
+    assert_eq!(unsafe { (net.devices)(&mut ndev) }, Code::SUCCESS);
+    ndev
+}
+
+fn four_devices() -> FakeCuda {
+    // An end that stops its queue pairs first lets requests of the other end fail.
+    let fake = FakeCuda::new().with_null_verbs().set("NULL_VERBS_STRICT", "0");
+    fake.set("NULL_VERBS_DEVICES", "4")
+}
+
+/// Sends messages one after another, and calls `between` before each.
+fn exchange(pair: &Pair, mut between: impl FnMut(usize)) {
+    for number in 0..MESSAGES {
+        between(number);
+        let length = BYTES - number;
+        pair.to.iter().zip(0..).for_each(|(byte, _)| {
+            // SAFETY: No transfer is under way, and the memory is of this pair alone.
+            unsafe { ptr::from_ref(byte).cast_mut().write_volatile(0) };
+        });
+        // While rails join and leave, a receive finds no request.
+        let received = until("a request", || {
+            let (code, request) = pair.irecv(&[(0, length, 3)]);
+            assert_eq!(code, Code::SUCCESS);
+            (!request.is_null()).then_some(request)
+        });
+        let sent = pair.send(number, length, 3);
+        assert_eq!(wait(&[sent, received])[1][0], length as c_int);
+        assert!(pair.to[..length] == pair.from[number..number + length], "message {number}");
+    }
+}
+
+#[test]
+fn joined_devices_are_one_with_the_speed_of_all() {
+    four_devices().run(|| {
+        assert_eq!(count(), 4);
+        let both = join(&[1, 3]).expect("two devices");
+        assert_eq!((both, count()), (4, 4), "the devices that exist keep their numbers");
+        assert_eq!(join(&[1, 3]), Ok(4), "the same devices are the same device");
+        assert_eq!(join(&[2, 0]), Ok(5));
+        assert_eq!(join(&[2]), Ok(2));
+        let told = properties(both);
+        assert_eq!(name(&told), "null1+null3");
+        assert_eq!((told.speed, told.ptr_support), (400_000, properties(1).ptr_support));
+        assert_eq!((told.v_props.ndevs, &told.v_props.devs[..2]), (2, &[1, 3][..]));
+        for refused in [&[][..], &[0, 4], &[0, -1], &[0, 0], &[0, 1, 2, 3, 0]] {
+            assert!(join(refused).is_err(), "{refused:?}");
+        }
+        // The newest version lists up to eight.
+        let mut newest = MaybeUninit::<PropertiesV12>::uninit();
+        let (mut number, mut devs) = (-1, [-7; 8]);
+        devs[..4].copy_from_slice(&[0, 1, 2, 3]);
+        // SAFETY: There is room for a number and for the properties, and the list has its devices.
+        let newest = unsafe {
+            let all = VDeviceProps { ndevs: 4, devs };
+            assert_eq!((v12.tail.make_v_device)(&mut number, &all), Code::SUCCESS);
+            assert_eq!((v12.get_properties)(number, newest.as_mut_ptr()), Code::SUCCESS);
+            newest.assume_init()
+        };
+        assert_eq!((newest.speed, newest.v_props.ndevs), (800_000, 4));
+        let pair = pair_on(both);
+        exchange(&pair, |_| {});
+    });
+}
+
+#[test]
+fn a_user_may_keep_nccl_from_joining() {
+    four_devices().set("NCCL_IB_MERGE_NICS", "0").run(|| {
+        assert_eq!(join(&[0, 1]), Err(Code::INVALID_USAGE));
+        assert_eq!(join(&[1]), Ok(1));
+    });
+}
+
+#[test]
+fn messages_go_on_after_the_end_of_one_of_two_joined_devices() {
+    let pipes = std::env::temp_dir().join(format!("invar-events-{}", std::process::id()));
+    let fake = four_devices().set("NULL_VERBS_EVENTS", pipes.display().to_string());
+    if !invar_testkit::child::is_here() {
+        fs::create_dir_all(&pipes).expect("a directory");
+        let all = (0..4).map(|number| pipes.join(format!("null{number}")));
+        assert!(Command::new("mkfifo").args(all).status().expect("mkfifo").success());
+    }
+    fake.run(|| {
+        let pipes = std::env::var("NULL_VERBS_EVENTS").expect("the directory");
+        let pair = pair_on(join(&[0, 1]).expect("two devices"));
+        exchange(&pair, |number| {
+            if number == MESSAGES / 2 {
+                let mut events = fs::OpenOptions::new()
+                    .write(true)
+                    .open(format!("{pipes}/null0"))
+                    .expect("the pipe");
+                events.write_all(&[DEVICE_FATAL]).expect("an event");
+                std::thread::sleep(Duration::from_millis(200));
+            }
+        });
+    });
+    if !invar_testkit::child::is_here() {
+        fs::remove_dir_all(&pipes).expect("the directory");
+    }
+}
+
+#[test]
+fn the_devices_that_a_user_joins_are_one_for_nccl() {
+    four_devices().set("INVAR_RAILS", "null0+null2").run(|| {
+        assert_eq!(count(), 3);
+        let told = properties(0);
+        assert_eq!((name(&told), told.speed), ("null0+null2", 400_000));
+        assert_eq!((told.v_props.ndevs, told.v_props.devs[0]), (1, 0));
+        exchange(&Pair::new(BYTES + MESSAGES), |_| {});
+    });
+}
