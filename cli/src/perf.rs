@@ -6,6 +6,7 @@
 //! With no flag the server is a second process that this one starts: [`local`]. [`probe`] tries pairs of
 //! devices, for `invar doctor`.
 
+mod chaos;
 mod client;
 mod compare;
 mod control;
@@ -31,6 +32,7 @@ use std::time::Duration;
 
 use crate::failure::{Failure, WRONG};
 use crate::output::Outputs;
+use crate::parent::die_with;
 use crate::ports::Ports;
 use crate::resolved;
 use crate::size::Sizes;
@@ -66,6 +68,11 @@ pub(crate) struct Args {
     /// Device to use, as `invar devices` names it [default: the one towards the peer]
     #[arg(long, value_name = "NAME")]
     nic: Option<String>,
+
+    /// Devices whose ports carry each connection together, as `soft0+soft1`: the connection goes on while one
+    /// of them works (INVAR_RAILS)
+    #[arg(long, value_name = "NAME+NAME", conflicts_with = "nic")]
+    rails: Option<String>,
 
     #[command(flatten)]
     ports: Ports,
@@ -165,8 +172,19 @@ pub(crate) struct Args {
     #[arg(long, value_name = "HOST[:PORT]")]
     connect: Option<String>,
 
+    /// Make two hosts of network namespaces, and run one connection over two links that go down and up at random
+    ///
+    /// This takes root, and the command ip. Each line shows the links, the bandwidth, and the longest time
+    /// between two messages. All bytes are checked. `-D` sets the time [default: 20 s].
+    #[arg(long, conflicts_with_all = ["server", "connect", "nic", "rails", "iters", "json", "plot"])]
+    chaos: bool,
+
+    /// The part that this process takes for --chaos
+    #[arg(long, value_enum, hide = true)]
+    chaos_end: Option<chaos::Role>,
+
     /// Process with which this one must end
-    #[arg(long, value_name = "PID", requires = "server", hide = true)]
+    #[arg(long, value_name = "PID", hide = true)]
     child_of: Option<u32>,
 }
 
@@ -189,7 +207,18 @@ pub(crate) fn run(args: &Args, settings: &Settings) -> Result<ExitCode, Failure>
     if let Some(index) = args.gid_index {
         settings = settings.gid_index(index);
     }
+    if let Some(rails) = &args.rails {
+        settings = settings.rails(rails);
+    }
     let settings = &settings;
+    if args.chaos {
+        return chaos::run(args);
+    }
+    if let Some(role) = args.chaos_end {
+        args.child_of.map_or(Ok(()), die_with)?;
+        chaos::run_end(role, args.duration.unwrap_or_default(), settings)?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let port = args.port.unwrap_or(SERVER_PORT);
     if let Some(addr) = &args.server {
         let addr = resolved(addr, Some(port))?[0];

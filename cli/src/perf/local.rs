@@ -49,6 +49,9 @@ pub(super) fn start(args: &Args, settings: &Settings) -> Result<(Server, SocketA
     if let Some(name) = &args.nic {
         command.args(["--nic", name]);
     }
+    if let Some(rails) = &args.rails {
+        command.args(["--rails", rails]);
+    }
     if let Some(index) = args.gid_index {
         command.args(["--gid-index", &index.to_string()]);
     }

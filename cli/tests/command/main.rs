@@ -1,6 +1,7 @@
 //! The command as a user runs it.
 
 mod capture;
+mod chaos;
 mod coll;
 mod devices;
 mod doctor;

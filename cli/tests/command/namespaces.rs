@@ -160,13 +160,13 @@ fn ranks_of_a_host_whose_loopback_is_ipv6_alone_meet_there() {
 }
 
 /// A server and a client between which messages go that do not end by themselves.
-fn under_way(hosts: &Hosts, env: [&[(&str, &str)]; 2]) -> [Run; 2] {
-    let mut command = invar(hosts, 0, &["perf", "--server"]);
+fn under_way(hosts: &Hosts, env: [&[(&str, &str)]; 2], flags: &[&str]) -> [Run; 2] {
+    let mut command = invar(hosts, 0, &[&["perf", "--server"], flags].concat());
     let (server, listening) = server(command.envs(env[0].iter().copied()));
     let port = listening.rsplit(':').next().unwrap();
     let addr = format!("{}:{port}", IPV4[0]);
     let sizes = ["-b", "64K", "-e", "64K", "-n", "100000000"];
-    let endless = [&["perf", "--no-check", "--connect", &addr], &sizes[..]].concat();
+    let endless = [&["perf", "--no-check", "--connect", &addr], &sizes[..], flags].concat();
     let client = Run::start(invar(hosts, 1, &endless).envs(env[1].iter().copied()));
     watch("messages", || sent_bytes(hosts, 1) >= 16 << 20);
     [server, client]
@@ -178,7 +178,7 @@ fn a_host_that_is_cut_off_is_noticed() {
     // 4.096 µs × 2^12, three times: the peer is given up after 50 ms.
     let hasty =
         [("NCCL_IB_TIMEOUT", "12"), ("NCCL_IB_RETRY_CNT", "2"), ("INVAR_RECOVERY_TIMEOUT_MS", "0")];
-    let [_server, client] = under_way(&hosts, [&[], &hasty]);
+    let [_server, client] = under_way(&hosts, [&[], &hasty], &[]);
     hosts.ip(0, "link set v0 down").unwrap();
     let outcome = client.wait();
     assert_eq!(outcome.status, Some(3), "{}", outcome.stderr);
@@ -198,7 +198,7 @@ fn an_idle_end_notices_that_the_other_host_has_vanished() {
         // Without warnings the error is the only line.
         ("INVAR_STALL_MS", "0"),
     ];
-    let [server, _client] = under_way(&hosts, [&idle, &[]]);
+    let [server, _client] = under_way(&hosts, [&idle, &[]], &[]);
     hosts.ip(1, "link set v0 down").unwrap();
     let outcome = server.wait();
     assert_eq!(outcome.status, Some(3), "{}", outcome.stderr);
@@ -214,9 +214,9 @@ fn a_connection_over_two_rails_outlives_one_of_them_and_takes_it_back() {
     const MANY: u64 = 16 << 20;
     let Some(hosts) = Hosts::or_skip(1500) else { return };
     hosts.add_cable("v1", 1500, ["198.51.100.1", "198.51.100.2"]).unwrap();
-    let rails =
-        [("INVAR_RAILS", "soft0+soft1"), ("INVAR_TRANSPORT", "soft"), ("INVAR_SOFT_AUTH", "0")];
-    let [mut server, mut client] = under_way(&hosts, [&rails; 2]);
+    let soft = [("INVAR_TRANSPORT", "soft"), ("INVAR_SOFT_AUTH", "0")];
+    let rails = ["--rails", "soft0+soft1"];
+    let [mut server, mut client] = under_way(&hosts, [&soft; 2], &rails);
     let more = |link: &'static str| {
         let before = sent_over(&hosts, 1, link);
         watch(link, || sent_over(&hosts, 1, link) >= before + MANY);
