@@ -20,6 +20,7 @@ mod nic;
 mod on;
 mod over_tcp;
 mod peer;
+mod queue_pair;
 mod recorded;
 mod socket;
 
@@ -33,11 +34,12 @@ pub use kind::{AnyRecv, AnySend};
 pub use nic::{GpuNic, GpuRange, SharedNic};
 pub use on::{On, RecvOn, SendOn};
 pub(crate) use over_tcp::OverTcp;
+pub use queue_pair::{QueuePair, queue_pair};
 pub use recorded::Snapshot;
 pub use socket::{SocketRecv, SocketSend};
 
 // Signatures of this crate mention these types.
-pub use invar_core::auth::AuthError;
+pub use invar_core::auth::{AuthError, Session};
 pub use invar_core::comm::{RecvComm as NicRecvComm, SendComm as NicSendComm};
 pub use invar_core::conn::stage::{Side, Stage};
 pub use invar_core::conn::wire::{PrefaceError, QpInfoError};

@@ -9,16 +9,17 @@ use std::time::Duration;
 use invar::{Device, DeviceInfo, DeviceKind, Listener, Settings};
 
 use super::control::Control;
-use super::latency::{Latency, Recorder};
-use super::link::{Link, Plan};
+use super::link::Plan;
 use super::load::Load;
 use super::message::{
-    BUFFER_BYTES, Kind, Offer, Pass, Ready, Reply, Request, SLOTS_MIN, Setup, slot_bytes,
+    BUFFER_BYTES, HandleHex, Hex, Offer, Ready, Reply, Request, SLOTS_MIN, Setup, slot_bytes,
 };
+use super::op::OpLink;
+use super::operation::Op;
 use super::pattern::Flow;
 use super::plot;
 use super::report::{Header, Report, Row};
-use super::usage::Used;
+use super::session::{AnyLink, Session};
 use super::{Args, choose, named, settings_for};
 use crate::failure::{Failure, line};
 use crate::output::{Outputs, created};
@@ -27,14 +28,8 @@ use crate::output::{Outputs, created};
 const WINDOW: u16 = 32;
 /// Receives posted ahead while single messages go to and fro.
 const REQUESTS_MIN: u16 = 2;
-/// Bytes of a pass that checks every byte.
-const CHECK_BYTES: u64 = 64 << 20;
-/// Times of a pass without a given number of messages: to find the number, and to measure.
-const TRIAL: Duration = Duration::from_millis(15);
-const TIMED: Duration = Duration::from_millis(200);
-const PING_PONG: Duration = Duration::from_millis(80);
 /// Time for a reply. The server checks bytes after they have arrived.
-const ANSWER_WITHIN: Duration = Duration::from_secs(60);
+pub(super) const ANSWER_WITHIN: Duration = Duration::from_secs(60);
 /// Bytes of the messages of a brief measurement, and their number.
 const BRIEF: (u32, u32) = (8, 64 << 10);
 const BRIEF_ITERS: u32 = 100;
@@ -61,23 +56,24 @@ pub(super) struct Measured {
 
 /// The measurement that the user asks for.
 pub(super) struct Job {
+    pub(super) op: Op,
     settings: Settings,
     nic: Option<String>,
     /// The server's device; `None` leaves it to the server.
     peer_nic: Option<String>,
     sizes: Vec<u32>,
-    iters: Option<u32>,
-    warmup: u32,
+    pub(super) iters: Option<u32>,
+    pub(super) warmup: u32,
     /// The time of each timed pass; `None` for the default.
-    duration: Option<Duration>,
+    pub(super) duration: Option<Duration>,
     /// Bits in a second that this end may send in a timed pass.
     rate_bits: Option<f64>,
     /// Whether the timed messages go both ways at once.
-    both_ways: bool,
+    pub(super) both_ways: bool,
     window: Option<u16>,
-    recvs: u16,
+    pub(super) recvs: u16,
     qps: u16,
-    check: bool,
+    pub(super) check: bool,
     adaptive_routing: Option<bool>,
     /// A given flag that has no effect over TCP.
     of_queue_pairs: Option<&'static str>,
@@ -108,10 +104,12 @@ impl Job {
         }
         let flags = [("--qps", args.qps.is_some()), ("--adaptive-routing", args.adaptive_routing)];
         let pcap = args.pcap.as_deref().map(created).transpose()?;
+        check_op(args)?;
         Ok(Job {
+            op: args.op,
             pcap,
             of_queue_pairs: flags.into_iter().find_map(|(flag, is_given)| is_given.then_some(flag)),
-            qps: settings.queue_pairs(),
+            qps: if args.op == Op::Message { settings.queue_pairs() } else { 1 },
             adaptive_routing: args.adaptive_routing.then_some(true),
             settings,
             nic: args.nic.clone(),
@@ -131,6 +129,7 @@ impl Job {
     /// A measurement of a few short and long messages between two devices.
     pub(super) fn brief(nic: &str, peer_nic: &str, settings: Settings) -> Self {
         Job {
+            op: Op::Message,
             nic: Some(nic.to_owned()),
             peer_nic: Some(peer_nic.to_owned()),
             sizes: vec![BRIEF.0, BRIEF.1],
@@ -151,7 +150,7 @@ impl Job {
     }
 
     /// The least time between the starts of two messages.
-    fn pace(&self, size: u32) -> Option<Duration> {
+    pub(super) fn pace(&self, size: u32) -> Option<Duration> {
         let bits = 8.0 * f64::from(size);
         // Pacing is off for a message that would never leave.
         Duration::try_from_secs_f64(bits / self.rate_bits?).ok().filter(|pace| !pace.is_zero())
@@ -162,8 +161,8 @@ impl Job {
     }
 
     /// Messages of one size under way: whole groups, and at least two messages.
-    fn slots(&self, size: u32, requests_max: u16) -> u16 {
-        let window = usize::from(self.window(requests_max));
+    pub(super) fn slots(&self, size: u32, requests_max: u16) -> u16 {
+        let window = usize::from(self.window(requests_max) * self.op.slots_each());
         let slots = window.min((BUFFER_BYTES / slot_bytes(size)).max(SLOTS_MIN));
         let recvs = usize::from(self.recvs);
         (slots / recvs * recvs).max(recvs) as u16
@@ -173,6 +172,24 @@ impl Job {
     fn region_bytes(&self) -> usize {
         let bytes = |&size: &u32| usize::from(self.slots(size, 256)) * slot_bytes(size);
         self.sizes.iter().map(bytes).max().unwrap_or(1)
+    }
+}
+
+/// Refuses flags that an operation other than messages has no use for.
+fn check_op(args: &Args) -> Result<(), Failure> {
+    let op = args.op.name();
+    let refused = |text: &str| Err(Failure::usage(format!("--op {op}: {text}")));
+    match args.op {
+        Op::Message => Ok(()),
+        _ if args.qps.is_some_and(|qps| qps != 1) => {
+            refused("it has one queue pair, without --qps")
+        }
+        _ if args.recvs != 1 => refused("only messages have grouped receives, so no --recvs"),
+        _ if args.adaptive_routing => refused("only messages have --adaptive-routing"),
+        Op::Write if args.sizes.min_bytes == 0 => {
+            refused("the peer waits for the last byte, so --min-bytes must be 1 or more")
+        }
+        _ => Ok(()),
     }
 }
 
@@ -191,7 +208,7 @@ pub(super) fn offers(server: &[SocketAddr]) -> Result<(Vec<Offer>, [IpAddr; 2]),
     let mut control = Control::connect(server)?;
     let devices = match control.recv(ANSWER_WITHIN)? {
         Reply::Device { devices, .. } => devices,
-        reply => return Err(unexpected(&control, reply)),
+        reply => return Err(reply.unexpected(&control)),
     };
     control.send(&Request::Bye)?;
     Ok((devices, [control.local_ip()?, control.peer().ip().to_canonical()]))
@@ -246,7 +263,7 @@ fn measure(
                 devices.into_iter().find(|offer| Some(&offer.name) == job.peer_nic.as_ref());
             asked.map_or(transport, |offer| offer.transport)
         }
-        reply => return Err(unexpected(control, reply)),
+        reply => return Err(reply.unexpected(control)),
     };
     let settings = &settings_for(&job.settings, chosen.kind(), &theirs);
     let device = chosen.open(settings)?;
@@ -258,45 +275,27 @@ fn measure(
         let file = file.try_clone().map_err(|error| Failure::io("the capture", &error))?;
         device.capture(file)?;
     }
-    let listener = Listener::bind(&device, settings)?;
     let seed = RandomState::new().hash_one(control.peer());
     let size_max = job.sizes.last().copied().unwrap_or(0);
-    control.send(&Request::Setup(Setup {
+    let setup = Setup {
         transport: kind.to_string(),
         nic: job.peer_nic.clone(),
         seed,
-        handle: listener.handle(),
+        op: job.op,
+        handle: None,
+        queue_pair: None,
         qps: job.qps,
         adaptive_routing: job.adaptive_routing,
         recvs: job.recvs,
         size_max,
         region_bytes: job.region_bytes() as u64,
         both_ways: job.both_ways,
-    }))?;
-    let ready = match control.recv(ANSWER_WITHIN)? {
-        Reply::Ready(ready) => ready,
-        reply => return Err(unexpected(control, reply)),
+    };
+    let (link, ready) = match job.op {
+        Op::Message => connect(job, setup, (&device, settings), control)?,
+        _ => connect_pair(job, setup, (&device, settings), control)?,
     };
     let requests_max = job.settings.requests_max().min(ready.requests_max);
-    enough(requests_max)?;
-    let plan = Plan {
-        device: &device,
-        settings,
-        listener: &listener,
-        peer: ready.handle,
-        outgoing_bytes: job.region_bytes(),
-        incoming_bytes: if job.both_ways { job.region_bytes() } else { slot_bytes(size_max) },
-        recvs: job.recvs,
-        seed,
-    };
-    let mut link = plan.connect(|| match control.has_line(LOOK_EVERY)? {
-        false => Ok(()),
-        true => {
-            let reply = control.recv(ANSWER_WITHIN)?;
-            Err(unexpected(control, reply))
-        }
-    })?;
-    link.try_out()?;
     report.head(header(job, load, &device, &ready, &theirs), job.sizes.len())?;
     let mut session = Session { job, control, link, requests_max, passes: 0 };
     let mut wrong = 0;
@@ -312,11 +311,75 @@ fn measure(
     Ok(wrong)
 }
 
+/// Connects both ways for messages.
+fn connect(
+    job: &Job,
+    setup: Setup,
+    (device, settings): (&Device, &Settings),
+    control: &mut Control,
+) -> Result<(AnyLink, Ready), Failure> {
+    let listener = Listener::bind(device, settings)?;
+    let handle = Some(HandleHex(listener.handle()));
+    let (seed, size_max) = (setup.seed, setup.size_max);
+    let ready = ask(Setup { handle, ..setup }, control)?;
+    let Some(HandleHex(peer)) = ready.handle else {
+        return Err(Failure::new("the server does not say where it takes messages"));
+    };
+    enough(job.settings.requests_max().min(ready.requests_max))?;
+    let plan = Plan {
+        device,
+        settings,
+        listener: &listener,
+        peer,
+        outgoing_bytes: job.region_bytes(),
+        incoming_bytes: if job.both_ways { job.region_bytes() } else { slot_bytes(size_max) },
+        recvs: job.recvs,
+        seed,
+    };
+    let mut link = plan.connect(|| match control.has_line(LOOK_EVERY)? {
+        false => Ok(()),
+        true => {
+            let reply: Reply = control.recv(ANSWER_WITHIN)?;
+            Err(reply.unexpected(control))
+        }
+    })?;
+    link.try_out()?;
+    Ok((AnyLink::Messages(Box::new(link)), ready))
+}
+
+/// Connects a queue pair.
+fn connect_pair(
+    job: &Job,
+    setup: Setup,
+    (device, settings): (&Device, &Settings),
+    control: &mut Control,
+) -> Result<(AnyLink, Ready), Failure> {
+    let memory = (job.region_bytes(), setup.seed);
+    let mut link = OpLink::new((job.op, Flow::ToServer), device, settings, control, memory)?;
+    let queue_pair = Some(Hex(link.info()));
+    let ready = ask(Setup { queue_pair, ..setup }, control)?;
+    let Some(Hex(peer)) = &ready.queue_pair else {
+        return Err(Failure::new("the server does not know --op: it is of an older version"));
+    };
+    link.connect(peer)?;
+    Ok((AnyLink::Pair(Box::new(link)), ready))
+}
+
+/// Sends the setup, and waits for the answer.
+fn ask(setup: Setup, control: &mut Control) -> Result<Ready, Failure> {
+    control.send(&Request::Setup(setup))?;
+    match control.recv(ANSWER_WITHIN)? {
+        Reply::Ready(ready) => Ok(ready),
+        reply => Err(reply.unexpected(control)),
+    }
+}
+
 fn header(job: &Job, load: Option<Load>, device: &Device, ready: &Ready, theirs: &str) -> Header {
     let info = device.info();
     let is_nic = info.kind != DeviceKind::Socket;
     Header {
         version: env!("CARGO_PKG_VERSION"),
+        op: job.op,
         nic: info.name.clone(),
         transport: info.kind.to_string(),
         address: info.address,
@@ -327,156 +390,9 @@ fn header(job: &Job, load: Option<Load>, device: &Device, ready: &Ready, theirs:
         qps: is_nic.then_some(job.qps),
         recvs: job.recvs,
         window: job.window(ready.requests_max),
-        adaptive_routing: is_nic && job.settings.routes_adaptively(info),
+        adaptive_routing: is_nic && job.op == Op::Message && job.settings.routes_adaptively(info),
         check: job.check,
         bidirectional: job.both_ways,
         load,
-    }
-}
-
-/// The failure for a reply that does not answer the request.
-fn unexpected(control: &Control, reply: Reply) -> Failure {
-    match reply {
-        Reply::Failed { text } => Failure::new(format_args!("the server: {text}")),
-        _ => Failure::new(format_args!("{} answers what was not asked", control.peer())),
-    }
-}
-
-/// The results of a pass to the server.
-struct Streamed {
-    /// The time and processor use of the messages after the lead.
-    used: Used,
-    wrong: u64,
-    peer_cpu_percent: Option<f64>,
-}
-
-/// A measurement under way.
-struct Session<'a> {
-    job: &'a Job,
-    control: &'a mut Control,
-    link: Link,
-    requests_max: u16,
-    passes: u32,
-}
-
-impl Session<'_> {
-    fn row(&mut self, size: u32, report: &mut Report) -> Result<Row, Failure> {
-        let mut wrong = 0;
-        report.begin(size, "checking");
-        if self.job.check {
-            let slots = self.job.slots(size, self.requests_max);
-            let messages = (CHECK_BYTES / u64::from(size.max(1))).clamp(2, 2 * u64::from(slots));
-            wrong = self.stream(Kind::Check, size, messages, 0)?.wrong;
-        }
-        report.begin(size, "timing");
-        let (iters, trial_wrong) = match self.job.iters {
-            Some(iters) => (u64::from(iters), 0),
-            None => self.trial(size)?,
-        };
-        let iters = self.whole_groups(iters);
-        let warmup = self.whole_groups(u64::from(self.job.warmup));
-        let timed = self.stream(self.timed(), size, warmup + iters, warmup)?;
-        report.begin(size, "latency");
-        let message = timed.used.elapsed.div_f64(iters as f64);
-        let (latency, latency_wrong) = self.latency(size, iters, message)?;
-        // Nothing is known of a server's numbers.
-        let wrong = [wrong, trial_wrong, timed.wrong, latency_wrong];
-        let wrong = wrong.into_iter().fold(0, u64::saturating_add);
-        let ways = if self.job.both_ways { 2 } else { 1 };
-        Ok(Row::new(size, [iters, ways], timed.used, timed.peer_cpu_percent, wrong, latency))
-    }
-
-    /// The kind of a timed pass.
-    fn timed(&self) -> Kind {
-        if self.job.both_ways { Kind::Exchange } else { Kind::Stream }
-    }
-
-    /// Finds how many messages take long enough to be timed.
-    fn trial(&mut self, size: u32) -> Result<(u64, u64), Failure> {
-        let lead = u64::from(self.job.slots(size, self.requests_max));
-        let (mut messages, mut wrong) = (self.whole_groups(4), 0);
-        loop {
-            let trial = self.stream(self.timed(), size, lead + messages, lead)?;
-            let elapsed = trial.used.elapsed;
-            wrong = trial.wrong.saturating_add(wrong);
-            let fitting = |time: Duration| {
-                let times = time.as_secs_f64() / elapsed.as_secs_f64().max(1e-9);
-                (messages as f64 * times) as u64
-            };
-            if elapsed >= TRIAL / 2 {
-                return Ok((fitting(self.job.duration.unwrap_or(TIMED)).max(4), wrong));
-            }
-            messages = self.whole_groups(fitting(TRIAL).clamp(2 * messages, 32 * messages));
-        }
-    }
-
-    /// Measures half round trips of single messages, as many as fit into the time.
-    fn latency(
-        &mut self,
-        size: u32,
-        iters: u64,
-        message: Duration,
-    ) -> Result<(Latency, u64), Failure> {
-        let round_trip = 2 * message + Duration::from_micros(20);
-        let time = self.job.duration.unwrap_or(PING_PONG);
-        let fitting = (time.as_nanos() / round_trip.as_nanos()) as u64;
-        let messages = self.job.iters.map_or(fitting.max(4), |_| iters.min(fitting.max(4)));
-        // The first messages meet cold caches and a sleeping server.
-        let lead = messages.div_ceil(10);
-        let pass = self.pass(Kind::PingPong, size, [lead + messages, lead], 1)?;
-        let mut recorder = Recorder::new();
-        let wrong = self.link.ping(&pass, |message, round_trip| {
-            if message >= lead {
-                recorder.record(round_trip / 2);
-            }
-        })?;
-        Ok((recorder.latency(), self.answer()?.0.saturating_add(wrong)))
-    }
-
-    /// Runs a pass to the server.
-    fn stream(
-        &mut self,
-        kind: Kind,
-        size: u32,
-        messages: u64,
-        lead: u64,
-    ) -> Result<Streamed, Failure> {
-        let messages = self.whole_groups(messages);
-        let slots = self.job.slots(size, self.requests_max);
-        let pass = self.pass(kind, size, [messages, lead], slots)?;
-        let (wrong, used) = match kind {
-            Kind::Exchange => self.link.exchange(&pass, Flow::ToServer)?,
-            Kind::Stream => (0, self.link.transmit(&pass, self.job.pace(size))?),
-            Kind::Check | Kind::PingPong => (0, self.link.transmit(&pass, None)?),
-        };
-        let (theirs, peer_cpu_percent) = self.answer()?;
-        self.link.end_last()?;
-        Ok(Streamed { used, wrong: theirs.saturating_add(wrong), peer_cpu_percent })
-    }
-
-    fn pass(
-        &mut self,
-        kind: Kind,
-        size: u32,
-        [messages, lead]: [u64; 2],
-        slots: u16,
-    ) -> Result<Pass, Failure> {
-        self.passes += 1;
-        let pass = Pass { number: self.passes, kind, size, messages, lead, slots };
-        self.control.send(&Request::Pass(pass))?;
-        Ok(pass)
-    }
-
-    /// Waits for the server's count of wrong bytes, and its processor time in percent.
-    fn answer(&mut self) -> Result<(u64, Option<f64>), Failure> {
-        let reply = self.control.recv(ANSWER_WITHIN);
-        match reply.map_err(|failure| self.link.uncontrolled(failure))? {
-            Reply::Done { wrong, cpu_percent } => Ok((wrong, cpu_percent)),
-            reply => Err(unexpected(self.control, reply)),
-        }
-    }
-
-    fn whole_groups(&self, messages: u64) -> u64 {
-        messages.next_multiple_of(u64::from(self.job.recvs))
     }
 }

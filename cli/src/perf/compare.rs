@@ -7,12 +7,15 @@ use std::path::Path;
 
 use serde::Deserialize;
 
+use super::operation::Op;
 use crate::failure::{Failure, line};
 use crate::output::print;
 
 /// The part of a JSON file that is compared.
 #[derive(Deserialize)]
 struct Results {
+    #[serde(default)]
+    op: Op,
     transport: String,
     rows: Vec<Row>,
 }
@@ -59,9 +62,12 @@ fn table(head: &str, before: &Results, after: &Results) -> Result<String, Failur
         let text = format!("# transport {} before, {} after", before.transport, after.transport);
         lines.push(line(&text));
     }
-    lines.push(
-        "# time: average of a message; p50, p99: half a round trip; change: after / before".into(),
-    );
+    if before.op != after.op {
+        lines.push(format!("# op {} before, {} after", before.op.name(), after.op.name()));
+    }
+    let latency = before.op.latency_is_of();
+    lines
+        .push(format!("# time: average of a message; p50, p99: {latency}; change: after / before"));
     lines.push(format!(
         "#{:>9} {:>10} {:>10} {:>7} {:>9} {:>9} {:>7} {:>7}",
         "size", "time", "", "change", "p50", "", "change", "p99"
@@ -103,7 +109,11 @@ mod tests {
             time_us,
             latency_us: Latency { p50, p99 },
         };
-        Results { transport: "soft".to_owned(), rows: rows.iter().map(row).collect() }
+        Results {
+            op: Op::Message,
+            transport: "soft".to_owned(),
+            rows: rows.iter().map(row).collect(),
+        }
     }
 
     #[test]

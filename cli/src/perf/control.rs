@@ -4,12 +4,13 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use invar_core::auth::{AuthError, Secret, Service};
+use invar_core::auth::{AuthError, Secret, Service, Session};
 use invar_core::conn::{Stream, StreamError};
 use invar_linux::tcp::OobStream;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use super::message::Reply;
 use crate::failure::Failure;
 
 const LINE_BYTES_MAX: usize = 4096;
@@ -20,6 +21,7 @@ const AT_ONCE: Duration = Duration::from_secs(10);
 pub(super) struct Control {
     stream: OobStream,
     peer: SocketAddr,
+    session: Session,
     /// Received bytes: lines that nobody has asked for yet, and the start of the next line.
     input: Vec<u8>,
 }
@@ -44,7 +46,7 @@ impl Control {
     fn authenticated(mut stream: OobStream, addr: SocketAddr) -> Result<Self, Failure> {
         let session = stream.authenticate(Secret::PUBLIC, Service::Perf, Instant::now() + AT_ONCE);
         match session {
-            Ok(Some(_)) => Ok(Self::new(stream, addr)),
+            Ok(Some(session)) => Ok(Self::new(stream, addr, session)),
             Ok(None) => {
                 let s = AT_ONCE.as_secs();
                 Err(Failure::new(format_args!("{addr} took the call and said nothing for {s} s")))
@@ -58,8 +60,13 @@ impl Control {
         }
     }
 
-    pub(super) fn new(stream: OobStream, peer: SocketAddr) -> Self {
-        Control { stream, peer, input: Vec::new() }
+    pub(super) fn new(stream: OobStream, peer: SocketAddr, session: Session) -> Self {
+        Control { stream, peer, session, input: Vec::new() }
+    }
+
+    /// The session in which both ends have proved themselves.
+    pub(super) fn session(&self) -> Session {
+        self.session
     }
 
     pub(super) fn peer(&self) -> SocketAddr {
@@ -155,6 +162,16 @@ impl Control {
     }
 }
 
+impl Reply {
+    /// The failure for a reply that does not answer the request.
+    pub(super) fn unexpected(self, control: &Control) -> Failure {
+        match self {
+            Reply::Failed { text } => Failure::new(format_args!("the server: {text}")),
+            _ => Failure::new(format_args!("{} answers what was not asked", control.peer())),
+        }
+    }
+}
+
 fn as_io(error: StreamError) -> io::Error {
     match error {
         StreamError::Os(errno) => io::Error::from_raw_os_error(errno),
@@ -193,7 +210,7 @@ mod tests {
         let listener = TcpListener::bind("[::1]:0").unwrap();
         let addr = listener.local_addr().unwrap();
         let stream = OobStream::connect_by(addr, Instant::now() + AT_ONCE).unwrap();
-        (Control::new(stream, addr), listener.accept().unwrap().0)
+        (Control::new(stream, addr, Session::UNKNOWN_PEER), listener.accept().unwrap().0)
     }
 
     /// The client's error for a server that begins with these bytes.

@@ -1,9 +1,11 @@
-//! The distribution of half round trips.
+//! The distribution of half round trips, or of whole READs.
 
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
 use serde::Serialize;
+
+use super::operation::Op;
 
 /// Values of a histogram differ by at least a thousandth.
 const DIGITS: u8 = 3;
@@ -39,8 +41,8 @@ impl Recorder {
     }
 
     #[inline]
-    pub(super) fn record(&mut self, half_round_trip: Duration) {
-        self.0.saturating_record(half_round_trip.as_nanos().try_into().unwrap_or(u64::MAX));
+    pub(super) fn record(&mut self, time: Duration) {
+        self.0.saturating_record(time.as_nanos().try_into().unwrap_or(u64::MAX));
     }
 
     pub(super) fn latency(&self) -> Latency {
@@ -65,10 +67,11 @@ impl Recorder {
 
 impl Latency {
     /// Lines for the percentiles and a bar for each length.
-    pub(super) fn lines(&self, size: &str) -> String {
+    pub(super) fn lines(&self, size: &str, op: Op) -> String {
+        let what = if op == Op::Read { "whole READs" } else { "half round trips" };
         let Latency { min, p50, p90, p99, p999, p9999, max, histogram } = self;
         let mut lines = vec![format!(
-            "# {size}, half round trips in us: min {min:.2}, p50 {p50:.2}, p90 {p90:.2}, p99 {p99:.2}, \
+            "# {size}, {what} in us: min {min:.2}, p50 {p50:.2}, p90 {p90:.2}, p99 {p99:.2}, \
              p99.9 {p999:.2}, p99.99 {p9999:.2}, max {max:.2}"
         )];
         let most = histogram.iter().map(|(_, count)| *count).max().unwrap_or(0).max(1);
@@ -123,7 +126,7 @@ mod tests {
             bins.map(|(_, count)| count).sum::<u64>()
         };
         assert_eq!([up_to(2.5), up_to(5.0), up_to(60.0), up_to(200.0)], [1, 3, 3, 4]);
-        assert!(latency.lines("8 B").lines().all(|line| line.starts_with("# ")));
+        assert!(latency.lines("8 B", Op::Write).lines().all(|line| line.starts_with("# ")));
     }
 
     #[test]

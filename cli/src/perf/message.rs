@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use invar::{HANDLE_BYTES, Handle};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
+use super::operation::Op;
 use crate::size::MESSAGE_BYTES_MAX;
 
 /// A message from the client.
@@ -15,6 +16,10 @@ pub(super) enum Request {
     Setup(Setup),
     /// Asks the server to take part in a pass.
     Pass(Pass),
+    /// Tells the server that a pass over a queue pair goes on.
+    Going,
+    /// Ends a pass over a queue pair: all requests of the client are done.
+    End,
     /// Ends the session, or the call of a client that asks for nothing.
     Bye,
 }
@@ -33,6 +38,8 @@ pub(super) enum Reply {
     },
     /// Answers a setup.
     Ready(Ready),
+    /// The server is ready for the requests of a pass over a queue pair.
+    Begun,
     /// Answers a pass.
     Done {
         /// How many bytes were wrong.
@@ -71,9 +78,15 @@ pub(super) struct Setup {
     pub(super) nic: Option<String>,
     /// The seed of the patterns.
     pub(super) seed: u64,
-    /// The handle by which the server sends to the client.
-    #[serde(serialize_with = "as_hex", deserialize_with = "from_hex")]
-    pub(super) handle: Handle,
+    /// The operation of all passes.
+    #[serde(default)]
+    pub(super) op: Op,
+    /// The handle by which the server sends messages to the client.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) handle: Option<HandleHex>,
+    /// The client's queue pair, for an operation other than messages.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) queue_pair: Option<Hex>,
     pub(super) qps: u16,
     pub(super) adaptive_routing: Option<bool>,
     /// Buffers of a grouped receive.
@@ -90,9 +103,12 @@ pub(super) struct Setup {
 /// The server's answer to a setup.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Ready {
-    /// The handle by which the client sends to the server.
-    #[serde(serialize_with = "as_hex", deserialize_with = "from_hex")]
-    pub(super) handle: Handle,
+    /// The handle by which the client sends messages to the server.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) handle: Option<HandleHex>,
+    /// The server's queue pair, for an operation other than messages.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) queue_pair: Option<Hex>,
     pub(super) nic: String,
     /// The address of the server's device.
     pub(super) address: IpAddr,
@@ -149,15 +165,29 @@ impl Setup {
         if !(1..=8).contains(&recvs) || self.size_max > MESSAGE_BYTES_MAX {
             return Err(format!("a setup of {recvs} times {} bytes", self.size_max));
         }
+        self.check_op()?;
         let slots = recvs.max(SLOTS_MIN) * slot_bytes(self.size_max);
         let fits = (1..=slots.max(BUFFER_BYTES) as u64).contains(&self.region_bytes);
         if fits { Ok(()) } else { Err(format!("a setup with {} bytes", self.region_bytes)) }
     }
 
+    /// Refuses a setup whose fields are not those of its operation.
+    fn check_op(&self) -> Result<(), String> {
+        let is_message = self.op == Op::Message;
+        let fits = self.handle.is_some() == is_message && self.queue_pair.is_some() != is_message;
+        if fits && (is_message || self.recvs == 1) {
+            return Ok(());
+        }
+        Err(format!("a setup of --op {} with the fields of another", self.op.name()))
+    }
+
     /// Refuses a pass that does not belong to this setup.
     pub(super) fn check_pass(&self, pass: &Pass) -> Result<(), String> {
         let Pass { size, messages, slots, kind, .. } = *pass;
-        let (recvs, slots_max) = if kind == Kind::PingPong { (1, 1) } else { (self.recvs, 256) };
+        let (recvs, slots_max) = match kind {
+            Kind::PingPong => (1, self.op.slots_each()),
+            _ => (self.recvs, 256),
+        };
         let grouped = |n: u64| n > 0 && n.is_multiple_of(u64::from(recvs));
         let bytes = u64::from(slots) * slot_bytes(size) as u64;
         if size > self.size_max
@@ -165,6 +195,7 @@ impl Setup {
             || !grouped(u64::from(slots))
             || slots > slots_max
             || kind == Kind::Exchange && !self.both_ways
+            || kind == Kind::PingPong && self.op == Op::Write && size == 0
             || bytes > self.region_bytes
         {
             return Err(format!("a pass of {messages} times {size} bytes in {slots} slots"));
@@ -173,20 +204,43 @@ impl Setup {
     }
 }
 
-fn as_hex<S: Serializer>(handle: &Handle, serializer: S) -> Result<S::Ok, S::Error> {
-    let hex: String = handle.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
-    serializer.serialize_str(&hex)
+/// Bytes as hex digits in a line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Hex(pub(super) Vec<u8>);
+
+impl Serialize for Hex {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let hex: String = self.0.iter().map(|byte| format!("{byte:02x}")).collect();
+        serializer.serialize_str(&hex)
+    }
 }
 
-fn from_hex<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Handle, D::Error> {
-    let hex = String::deserialize(deserializer)?;
-    let digit = |byte: &u8| char::from(*byte).to_digit(16);
-    let pair = |pair: &[u8]| Some((digit(&pair[0])? << 4 | digit(&pair[1])?) as u8);
-    let bytes: Option<Vec<u8>> = hex.as_bytes().chunks_exact(2).map(pair).collect();
-    let bytes = bytes.filter(|_| hex.len() == 2 * HANDLE_BYTES);
-    let bytes: Option<[u8; HANDLE_BYTES]> = bytes.and_then(|bytes| bytes.try_into().ok());
-    let bytes = bytes.ok_or_else(|| de::Error::custom("a handle is 256 hex digits"))?;
-    Handle::from_bytes(bytes).map_err(de::Error::custom)
+impl<'de> Deserialize<'de> for Hex {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let hex = String::deserialize(deserializer)?;
+        let digit = |byte: &u8| char::from(*byte).to_digit(16);
+        let pair = |pair: &[u8]| Some((digit(&pair[0])? << 4 | digit(pair.get(1)?)?) as u8);
+        let bytes: Option<Vec<u8>> = hex.as_bytes().chunks(2).map(pair).collect();
+        bytes.map(Hex).ok_or_else(|| de::Error::custom("bytes are pairs of hex digits"))
+    }
+}
+
+/// A handle as hex digits in a line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct HandleHex(pub(super) Handle);
+
+impl Serialize for HandleHex {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        Hex(self.0.as_bytes().to_vec()).serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for HandleHex {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let bytes: Result<[u8; HANDLE_BYTES], _> = Hex::deserialize(deserializer)?.0.try_into();
+        let bytes = bytes.map_err(|_| de::Error::custom("a handle is 256 hex digits"))?;
+        Handle::from_bytes(bytes).map(HandleHex).map_err(de::Error::custom)
+    }
 }
 
 #[cfg(test)]
@@ -201,7 +255,9 @@ mod tests {
             transport: String::new(),
             nic: None,
             seed: 1,
-            handle: Handle::new(address, invar::Wire::Invar, &[0xa5; 16]),
+            op: Op::Message,
+            handle: Some(HandleHex(Handle::new(address, invar::Wire::Invar, &[0xa5; 16]))),
+            queue_pair: None,
             qps: 1,
             adaptive_routing: None,
             recvs: 4,
@@ -286,7 +342,27 @@ mod tests {
         ] {
             assert!(setup().check_pass(&pass).is_err(), "{pass:?}");
         }
+        let pair = || Setup {
+            op: Op::Write,
+            handle: None,
+            queue_pair: Some(Hex(vec![0; 8])),
+            recvs: 1,
+            ..setup()
+        };
+        assert_eq!(pair().check(), Ok(()));
+        assert_eq!(pair().check_pass(&ping_pong), Ok(()));
+        assert!(pair().check_pass(&Pass { size: 0, ..ping_pong }).is_err());
+        assert!(pair().check_pass(&Pass { slots: 2, ..ping_pong }).is_err());
+        assert_eq!(
+            Setup { op: Op::Send, ..pair() }.check_pass(&Pass { slots: 2, ..ping_pong }),
+            Ok(())
+        );
         for setup in [
+            Setup { recvs: 2, ..pair() },
+            Setup { queue_pair: None, ..pair() },
+            Setup { handle: setup().handle, ..pair() },
+            Setup { op: Op::Message, ..pair() },
+            Setup { queue_pair: pair().queue_pair, ..setup() },
             Setup { recvs: 0, ..setup() },
             Setup { recvs: 9, ..setup() },
             Setup { size_max: u32::MAX, ..setup() },

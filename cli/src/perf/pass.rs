@@ -32,15 +32,15 @@ impl LastReceive {
 }
 
 /// Pacing: the least time between the starts of two messages, and the messages from which it counts.
-struct Pace {
-    each: Duration,
-    lead: u64,
+pub(super) struct Pace {
+    pub(super) each: Duration,
+    pub(super) lead: u64,
 }
 
 impl Pace {
     /// How many messages may have started, this long after those of the lead were done.
     #[inline]
-    fn started_max(&self, elapsed: Duration) -> u64 {
+    pub(super) fn started_max(&self, elapsed: Duration) -> u64 {
         let more = elapsed.as_nanos() / self.each.as_nanos().max(1);
         self.lead.saturating_add(u64::try_from(more).unwrap_or(u64::MAX)).saturating_add(1)
     }

@@ -2,6 +2,24 @@
 
 use invar::{Error, MemoryRegion};
 
+/// Memory of messages.
+pub(super) trait Bytes {
+    fn read_at(&self, offset: usize, bytes: &mut [u8]) -> Result<(), Error>;
+    fn write_at(&self, offset: usize, bytes: &[u8]) -> Result<(), Error>;
+}
+
+impl Bytes for MemoryRegion {
+    #[inline]
+    fn read_at(&self, offset: usize, bytes: &mut [u8]) -> Result<(), Error> {
+        MemoryRegion::read_at(self, offset, bytes)
+    }
+
+    #[inline]
+    fn write_at(&self, offset: usize, bytes: &[u8]) -> Result<(), Error> {
+        MemoryRegion::write_at(self, offset, bytes)
+    }
+}
+
 /// Bytes that are written or checked at a time.
 const CHUNK_BYTES: usize = 32 << 10;
 /// Bytes of the stamp at either end of a message.
@@ -29,7 +47,12 @@ impl Pattern {
     }
 
     /// Writes a whole message into memory.
-    pub(super) fn fill(&self, region: &MemoryRegion, at: usize, message: u64) -> Result<(), Error> {
+    pub(super) fn fill(
+        &self,
+        region: &(impl Bytes + ?Sized),
+        at: usize,
+        message: u64,
+    ) -> Result<(), Error> {
         let mut bytes = [0; CHUNK_BYTES];
         for offset in (0..self.size).step_by(CHUNK_BYTES) {
             let bytes = &mut bytes[..CHUNK_BYTES.min(self.size - offset)];
@@ -42,7 +65,7 @@ impl Pattern {
     /// Counts the bytes of a whole message that are wrong.
     pub(super) fn wrong(
         &self,
-        region: &MemoryRegion,
+        region: &(impl Bytes + ?Sized),
         at: usize,
         message: u64,
     ) -> Result<u64, Error> {
@@ -58,7 +81,7 @@ impl Pattern {
     #[inline]
     pub(super) fn stamp(
         &self,
-        region: &MemoryRegion,
+        region: &(impl Bytes + ?Sized),
         at: usize,
         message: u64,
     ) -> Result<(), Error> {
@@ -74,7 +97,7 @@ impl Pattern {
     #[inline]
     pub(super) fn stamp_wrong(
         &self,
-        region: &MemoryRegion,
+        region: &(impl Bytes + ?Sized),
         at: usize,
         message: u64,
     ) -> Result<u64, Error> {
@@ -96,7 +119,7 @@ impl Pattern {
     #[inline]
     fn differing<const N: usize>(
         &self,
-        region: &MemoryRegion,
+        region: &(impl Bytes + ?Sized),
         at: usize,
         message: u64,
         offset: usize,

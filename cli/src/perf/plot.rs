@@ -7,6 +7,7 @@ use std::path::Path;
 use plotters::coord::Shift;
 use plotters::prelude::*;
 
+use super::operation::Op;
 use super::report::{Header, Row};
 use crate::failure::Failure;
 use crate::size::show;
@@ -23,16 +24,17 @@ pub(super) fn write(path: &Path, header: &Header, rows: &[Row]) -> Result<(), Fa
     let failed =
         |error: &dyn std::fmt::Display| Failure::new(format_args!("{}: {error}", path.display()));
     let mut svg = String::new();
-    draw(&mut svg, &title(header), rows).map_err(|error| failed(&error))?;
+    draw(&mut svg, &title(header), header.op, rows).map_err(|error| failed(&error))?;
     fs::write(path, svg + "\n").map_err(|error| failed(&error))
 }
 
 fn title(header: &Header) -> String {
-    let Header { nic, peer_nic, transport, window, .. } = header;
-    format!("invar perf: {nic} to {peer_nic}, transport {transport}, window {window}")
+    let Header { nic, peer_nic, transport, window, op, .. } = header;
+    let op = op.name();
+    format!("invar perf: {op} from {nic} to {peer_nic}, transport {transport}, window {window}")
 }
 
-fn draw(svg: &mut String, title: &str, rows: &[Row]) -> Result<(), String> {
+fn draw(svg: &mut String, title: &str, op: Op, rows: &[Row]) -> Result<(), String> {
     let root = SVGBackend::with_string(svg, SIZE).into_drawing_area();
     let drawn = || -> Drawn<'_> {
         root.fill(&WHITE)?;
@@ -44,7 +46,7 @@ fn draw(svg: &mut String, title: &str, rows: &[Row]) -> Result<(), String> {
             ("p99", of(|row| row.latency_us.p99)),
             ("p99.9", of(|row| row.latency_us.p999)),
         ];
-        chart(&lower, "half a round trip, us", rows, &percentiles)?;
+        chart(&lower, &format!("{}, us", op.latency_is_of()), rows, &percentiles)?;
         root.present()?;
         Ok(())
     };
@@ -108,8 +110,8 @@ mod tests {
         };
         let rows: Vec<Row> = [0, 8, 4096, 1 << 20].map(row).into();
         let mut svg = String::new();
-        draw(&mut svg, "a title", &rows).unwrap();
-        for text in ["a title", "p99.9", "bandwidth", "4 KiB", "1 MiB"] {
+        draw(&mut svg, "a title", Op::Read, &rows).unwrap();
+        for text in ["a title", "a whole READ, us", "p99.9", "bandwidth", "4 KiB", "1 MiB"] {
             assert!(svg.contains(text), "{text}: {svg}");
         }
         // A line, and a mark for each of the sizes that have a bandwidth.

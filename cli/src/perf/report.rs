@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use super::latency::Latency;
 use super::load::Load;
+use super::operation::Op;
 use super::usage::Used;
 use crate::failure::Failure;
 use crate::output::Outputs;
@@ -16,6 +17,8 @@ use crate::size;
 #[derive(Serialize)]
 pub(super) struct Header {
     pub(super) version: &'static str,
+    /// The operation that was measured.
+    pub(super) op: Op,
     pub(super) nic: String,
     pub(super) transport: String,
     pub(super) address: IpAddr,
@@ -135,7 +138,8 @@ impl Report {
         if let (Some(header), true) = (&self.header, is_whole) {
             if self.histogram {
                 for row in &self.rows {
-                    self.outputs.line(&row.latency_us.lines(&size::show(row.size)))?;
+                    let lines = row.latency_us.lines(&size::show(row.size), header.op);
+                    self.outputs.line(&lines)?;
                 }
             }
             self.outputs.json(&Content { header, rows: &self.rows })?;
@@ -151,8 +155,15 @@ impl Report {
 
 fn head(header: &Header) -> String {
     let Header { version, nic, transport, address, peer_nic, peer, path_mtu, .. } = header;
-    let Header { peer_transport, .. } = header;
-    let Header { qps, recvs, window, adaptive_routing, check, bidirectional, load, .. } = header;
+    let Header { peer_transport, op, .. } = header;
+    let how = match op {
+        Op::Message => {
+            format!("recvs {recvs}, window {window}", recvs = header.recvs, window = header.window)
+        }
+        op => format!("op {}, window {}", op.name(), header.window),
+    };
+    let latency = op.latency_is_of();
+    let Header { qps, window, adaptive_routing, check, bidirectional, load, .. } = header;
     let (each, both) = match bidirectional {
         true => (" each way", "# algbw, msg/s: of both ways together\n"),
         false => ("", ""),
@@ -167,12 +178,12 @@ fn head(header: &Header) -> String {
     let load = load.as_ref().map_or(String::new(), Load::lines);
     format!(
         "# invar perf {version}: {nic} ({address}) to {peer_nic} ({peer})\n\
-         # transport {transport}{unlike}{path_mtu}, {qps}recvs {recvs}, window {window}\n\
+         # transport {transport}{unlike}{path_mtu}, {qps}{how}\n\
          # adaptive routing {}, check {}\n\
          {load}\
          # time: average of a message, with up to {window} on their way{each}\n\
          {both}\
-         # p50, p99: half a round trip, with one message on its way\n\
+         # p50, p99: {latency}, with one message on its way\n\
          # cpu: processor time of this end's process during the timed messages\n\
          #{}\n#{}",
         onoff(adaptive_routing),

@@ -10,14 +10,17 @@ use std::time::{Duration, Instant};
 use std::{fmt, thread};
 
 use invar::{Device, Listener, Settings};
-use invar_core::auth::{Secret, Service};
+use invar_core::auth::{Secret, Service, Session};
 use invar_core::conn::Stream;
 use invar_linux::clock::now_ns;
 use invar_linux::tcp::{AuthListener, OobStream, Proof};
 
 use super::control::Control;
 use super::link::Plan;
-use super::message::{Kind, OFFERS_MAX, Offer, Ready, Reply, Request, Setup, slot_bytes};
+use super::message::{
+    HandleHex, Hex, Kind, OFFERS_MAX, Offer, Ready, Reply, Request, Setup, slot_bytes,
+};
+use super::op::OpLink;
 use super::pattern::Flow;
 use super::{choose, settings_for};
 use crate::failure::Failure;
@@ -144,19 +147,29 @@ impl Client {
         let chosen = choose(nic, control.local_ip()?, &settings)?;
         let settings = settings_for(&settings, chosen.kind(), &setup.transport);
         let device = chosen.open(&settings)?;
-        let listener = Listener::bind(&device, &settings)?;
-        control.send(&Reply::Ready(Ready {
-            handle: listener.handle(),
+        let ready = Ready {
+            handle: None,
+            queue_pair: None,
             nic: device.info().name.clone(),
             address: device.info().address,
             mtu: settings.mtu_bytes(device.info()),
             requests_max: settings.requests_max(),
-        }))?;
+        };
+        let peer = match (&setup.handle, &setup.queue_pair) {
+            (Some(HandleHex(handle)), _) => *handle,
+            (None, Some(Hex(peer))) => {
+                return serve_op(control, setup, peer, (&device, &settings), ready);
+            }
+            (None, None) => return Err(Failure::new("a setup without a connection")),
+        };
+        let listener = Listener::bind(&device, &settings)?;
+        let handle = Some(HandleHex(listener.handle()));
+        control.send(&Reply::Ready(Ready { handle, ..ready }))?;
         let plan = Plan {
             device: &device,
             settings: &settings,
             listener: &listener,
-            peer: setup.handle,
+            peer,
             outgoing_bytes: match setup.both_ways {
                 true => setup.region_bytes as usize,
                 false => slot_bytes(setup.size_max),
@@ -202,9 +215,41 @@ impl Client {
                     control.send(&Reply::Done { wrong, cpu_percent })?;
                 }
                 Request::Bye => return Ok(()),
-                Request::Setup(_) => {
-                    return Err(Failure::new("the client says twice what it wants"));
+                Request::Setup(_) | Request::Going | Request::End => {
+                    return Err(Failure::new(OUT_OF_TURN));
                 }
+            }
+        }
+    }
+}
+
+/// The failure for a request that does not follow the one before it.
+const OUT_OF_TURN: &str = "the client asks for something out of turn";
+
+/// Serves a client that measures a queue pair, until its goodbye.
+fn serve_op(
+    control: &mut Control,
+    setup: &Setup,
+    peer: &[u8],
+    (device, settings): (&Device, &Settings),
+    ready: Ready,
+) -> Result<(), Failure> {
+    let memory = (setup.region_bytes as usize, setup.seed);
+    let mut link = OpLink::new((setup.op, Flow::ToClient), device, settings, control, memory)?;
+    link.connect(peer)?;
+    let queue_pair = Some(Hex(link.info()));
+    control.send(&Reply::Ready(Ready { queue_pair, ..ready }))?;
+    loop {
+        match control.recv(CLIENT_WITHIN)? {
+            Request::Pass(pass) => {
+                setup.check_pass(&pass).map_err(Failure::new)?;
+                let (wrong, used) = link.serve(&pass, control)?;
+                control.send(&Reply::Done { wrong, cpu_percent: Some(used.percent()) })?;
+                link.linger(POLL_FOR)?;
+            }
+            Request::Bye => return Ok(()),
+            Request::Setup(_) | Request::Going | Request::End => {
+                return Err(Failure::new(OUT_OF_TURN));
             }
         }
     }
@@ -232,10 +277,11 @@ fn take_call(
     to_serve: &SyncSender<Client>,
 ) -> io::Result<()> {
     listener.wait(PAUSE)?;
-    while let Some((stream, _)) = listener.poll(now_ns())? {
+    while let Some((stream, session)) = listener.poll(now_ns())? {
         let Some(peer) = stream.peer_addr() else { continue };
         let (callers, to_serve) = (callers.take_in(&stream, peer)?, to_serve.clone());
-        thread::Builder::new().spawn(move || hear_out(stream, peer, &callers, &to_serve))?;
+        let hear = move || hear_out((stream, session), peer, &callers, &to_serve);
+        thread::Builder::new().spawn(hear)?;
     }
     Ok(())
 }
@@ -299,8 +345,13 @@ impl Callers {
 
 /// Hands a client over to be served. Turns away a caller that is no client, or that would have to wait
 /// for another. A caller that sends no setup never ends the server.
-fn hear_out(stream: OobStream, peer: SocketAddr, callers: &Callers, to_serve: &SyncSender<Client>) {
-    let mut control = Control::new(stream, peer);
+fn hear_out(
+    (stream, session): (OobStream, Session),
+    peer: SocketAddr,
+    callers: &Callers,
+    to_serve: &SyncSender<Client>,
+) {
+    let mut control = Control::new(stream, peer, session);
     let setup = setup(&mut control, &callers.transports);
     if !callers.was_heard_out(peer) {
         return;
@@ -336,7 +387,9 @@ fn setup(control: &mut Control, transports: &Transports) -> Result<Option<Setup>
             Ok(Some(setup))
         }
         Request::Bye => Ok(None),
-        Request::Pass(_) => Err(Failure::new("the client did not say what it wants")),
+        Request::Pass(_) | Request::Going | Request::End => {
+            Err(Failure::new("the client did not say what it wants"))
+        }
     }
 }
 

@@ -10,6 +10,7 @@ mod gone;
 mod launched;
 mod local;
 mod namespaces;
+mod ops;
 mod ports;
 mod refusals;
 mod run;

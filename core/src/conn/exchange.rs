@@ -111,21 +111,12 @@ impl Exchange {
     ) -> Result<Option<(Option<Preface>, QpInfo)>, Error> {
         let wire = self.wire;
         let Some(bytes) = self.recv(stream, stage)? else { return Ok(None) };
-        let (preface, qps, bytes) = match wire {
-            Wire::Nccl214 => (None, qps, bytes),
-            Wire::Invar => {
-                let (head, rest) = bytes.split_at(PREFACE_BYTES);
-                let short = Error::Argument("a message shorter than its preface");
-                let head = PrefaceBytes::read_from_bytes(head).map_err(|_| short)?;
-                let preface = Preface::parse(&head).map_err(Error::Preface)?;
-                let qps = usize::from(preface.qp_count);
-                (Some(preface), qps, rest)
-            }
-        };
-        let short = Error::Argument("a message shorter than QP info");
-        let info = QpInfoBytes::read_from_bytes(bytes).map_err(|_| short)?;
-        let info = QpInfo::parse(&info, qps, with_fifo).map_err(Error::QpInfo)?;
-        Ok(Some((preface, info)))
+        parse(wire, bytes, qps, with_fifo).map(Some)
+    }
+
+    /// The message that [`Exchange::put_message`] has laid out.
+    pub(crate) fn message(&self) -> &[u8] {
+        &self.out
     }
 
     /// The error for a deadline that has passed.
@@ -136,4 +127,27 @@ impl Exchange {
     pub(crate) fn failed(&self, stage: Stage, error: StreamError) -> Error {
         Error::Stream { stage, error, got: self.got as u16, want: self.want as u16 }
     }
+}
+
+/// Reads a whole message of a peer.
+pub(crate) fn parse(
+    wire: Wire,
+    bytes: &[u8],
+    qps: usize,
+    with_fifo: bool,
+) -> Result<(Option<Preface>, QpInfo), Error> {
+    let (preface, qps, bytes) = match wire {
+        Wire::Nccl214 => (None, qps, bytes),
+        Wire::Invar => {
+            let short = Error::Argument("a message shorter than its preface");
+            let (head, rest) = PrefaceBytes::read_from_prefix(bytes).map_err(|_| short)?;
+            let preface = Preface::parse(&head).map_err(Error::Preface)?;
+            let qps = usize::from(preface.qp_count);
+            (Some(preface), qps, rest)
+        }
+    };
+    let short = Error::Argument("a message that is not as long as QP info");
+    let info = QpInfoBytes::read_from_bytes(bytes).map_err(|_| short)?;
+    let info = QpInfo::parse(&info, qps, with_fifo).map_err(Error::QpInfo)?;
+    Ok((preface, info))
 }

@@ -214,7 +214,7 @@ impl<N: Nic> Verbs<N> {
             long_mtu_bytes: peer.long_mtu_bytes,
             dest_qp_num: qpn,
             rq_psn,
-            max_dest_rd_atomic: 1,
+            max_dest_rd_atomic: peer.reads,
             min_rnr_timer: 12,
             ah,
             options: peer.options,
@@ -226,7 +226,7 @@ impl<N: Nic> Verbs<N> {
             retry_cnt: settings.retry_cnt,
             rnr_retry: 7,
             sq_psn,
-            max_rd_atomic: 1,
+            max_rd_atomic: peer.reads,
         };
         self.nic.modify_qp(qp, &QpTransition::Rts(rts))
     }
@@ -418,6 +418,8 @@ pub(crate) struct Peer {
     /// Number of the peer's rails.
     pub(crate) rails: u8,
     pub(crate) device: DeviceName,
+    /// READs that either end may have outstanding on a queue pair.
+    pub(crate) reads: u8,
 }
 
 impl Peer {
@@ -443,6 +445,7 @@ impl Peer {
             long_mtu_bytes,
             rails: preface.rails,
             device: preface.device,
+            reads: 1,
         }
     }
 
@@ -462,6 +465,7 @@ impl Peer {
             long_mtu_bytes: 0,
             rails: 1,
             device: DeviceName::new(),
+            reads: 1,
         }
     }
 

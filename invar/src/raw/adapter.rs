@@ -2,9 +2,10 @@
 
 mod attempt;
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
+use invar_core::conn::stage::Side;
 use invar_core::conn::{self, Handle};
 use invar_core::nic::{Access, MemoryKeys, NicError};
 use invar_core::param::PortRange;
@@ -15,7 +16,9 @@ pub(crate) use attempt::{Attempt, Listen, Poll};
 
 use super::kind::{AnySend, NicKind};
 use super::nic::{GpuRange, SharedNic};
+use super::queue_pair::{self, QueuePair};
 use crate::Error;
+use crate::raw::Session;
 
 /// An open device.
 pub(crate) trait Adapter: Send + Sync {
@@ -42,6 +45,14 @@ pub(crate) trait Adapter: Send + Sync {
         handle: &Handle,
         settings: conn::CommSettings,
     ) -> Result<Attempt<AnySend>, Error>;
+    /// Creates a queue pair without a comm, over `bytes` of memory.
+    fn queue_pair(
+        &self,
+        us: (Side, Session),
+        peer: IpAddr,
+        settings: conn::CommSettings,
+        bytes: usize,
+    ) -> Result<Box<dyn QueuePair>, Error>;
 }
 
 /// A registration, which ends when it is dropped.
@@ -96,5 +107,14 @@ impl<N: SharedNic> Adapter for Opened<N> {
         settings: conn::CommSettings,
     ) -> Result<Attempt<AnySend>, Error> {
         attempt::connect((&self.nic, &self.pd), self.kind.send, handle, settings)
+    }
+    fn queue_pair(
+        &self,
+        us: (Side, Session),
+        peer: IpAddr,
+        settings: conn::CommSettings,
+        bytes: usize,
+    ) -> Result<Box<dyn QueuePair>, Error> {
+        queue_pair::create((&self.nic, &self.pd), us, peer, settings, bytes)
     }
 }

@@ -2,10 +2,10 @@
 
 mod key;
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Mutex, PoisonError};
 
-use invar_core::conn::stage::Stage;
+use invar_core::conn::stage::{Side, Stage};
 use invar_core::conn::{self, Handle};
 use invar_core::error::Error as CoreError;
 use invar_core::nic::{Access, NicError, Verb};
@@ -24,8 +24,10 @@ use super::adapter::{Adapter, Attempt, Listen, Poll, Registration};
 use super::kind::{AnyRecv, AnySend};
 use super::nic::GpuRange;
 use super::on::On;
+use super::queue_pair::QueuePair;
 use crate::Error;
 use crate::error::Kind;
+use crate::raw::Session;
 use key::Keys;
 
 /// An open network interface.
@@ -97,6 +99,15 @@ impl Adapter for OverTcp {
                 Err(Error::unreached(self.device.name(), addr, error))
             }
         }
+    }
+    fn queue_pair(
+        &self,
+        _: (Side, Session),
+        _: IpAddr,
+        _: conn::CommSettings,
+        _: usize,
+    ) -> Result<Box<dyn QueuePair>, Error> {
+        Err(Kind::Usage(format!("{}: TCP has no queue pairs", self.device.name())).into())
     }
 }
 

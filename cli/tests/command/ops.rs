@@ -1,0 +1,103 @@
+//! `invar perf --op`: a queue pair without the protocol.
+
+use std::io::Write;
+use std::net::TcpStream;
+
+use invar_core::auth::{Secret, Service};
+use invar_testkit::insider;
+
+use crate::*;
+
+const SHORT: [&str; 9] = ["-b", "1", "-e", "64K", "-f", "250", "-n", "20", "--json"];
+
+fn rows(result: &serde_json::Value) -> &Vec<serde_json::Value> {
+    result["rows"].as_array().expect("rows")
+}
+
+#[test]
+fn each_operation_is_measured_and_every_byte_is_right() {
+    for op in ["write", "read", "send"] {
+        for flags in [&[][..], &["--bidirectional"], &["--window", "1", "--rate", "5"]] {
+            let outcome = run(&[&["perf", "--op", op][..], &SHORT, &["-"], flags].concat());
+            let result = json(&outcome.ok().stdout);
+            assert_eq!((&result["op"], &result["qps"]), (&op.into(), &1.into()));
+            assert_eq!(rows(&result).len(), 3, "{op} {flags:?}: {result}");
+            for row in rows(&result) {
+                assert_eq!((&row["wrong"], &row["iters"]), (&0.into(), &20.into()), "{op}: {row}");
+                assert!(row["latency_us"]["p50"].as_f64() > Some(0.0), "{op}: {row}");
+                assert!(row["time_us"].as_f64() > Some(0.0), "{op}: {row}");
+            }
+            let of = if op == "read" { "a whole READ" } else { "half a round trip" };
+            assert!(outcome.stderr.contains(&format!("# p50, p99: {of},")), "{}", outcome.stderr);
+            assert!(outcome.stderr.lines().all(|line| line.len() <= 80), "{}", outcome.stderr);
+        }
+    }
+}
+
+#[test]
+fn packets_with_tags_and_empty_reads_and_sends_pass() {
+    for op in ["write", "read", "send"] {
+        let first = if op == "write" { "1" } else { "0" };
+        let mut command =
+            invar(&["perf", "--op", op, "-b", first, "-e", "9", "-f", "9", "-n", "9"]);
+        command.args(["--json", "-"]).env("INVAR_SOFT_AUTH", "1");
+        let result = json(&Run::start(&mut command).wait().ok().stdout);
+        assert!(rows(&result).len() >= 2, "{result}");
+        assert!(rows(&result).iter().all(|row| row["wrong"] == 0), "{op}: {result}");
+    }
+}
+
+#[test]
+fn a_server_follows_the_operations_of_its_clients() {
+    let (_server, addr) = server(&mut invar(&["perf", "--server", "127.0.0.1:0", "--keep"]));
+    for op in ["send", "message", "read", "write"] {
+        let flags = ["perf", "--connect", &addr, "--op", op, "-b", "8", "-e", "8", "-n", "4"];
+        run(&[&flags[..], &["--histogram"]].concat()).ok();
+    }
+}
+
+#[test]
+fn flags_that_an_operation_has_no_use_for_are_refused() {
+    for (flags, words) in [
+        (&["--op", "write", "--qps", "2"][..], "--op write: it has one queue pair"),
+        (&["--op", "read", "--recvs", "2"], "--op read: only messages have grouped receives"),
+        (&["--op", "send", "--adaptive-routing"], "--op send: only messages have --adaptive"),
+        (&["--op", "write", "-b", "0"], "--op write: the peer waits for the last byte"),
+    ] {
+        let outcome = run(&[&["perf"][..], flags].concat());
+        assert_eq!(outcome.status, Some(2), "{flags:?}");
+        assert!(outcome.line().contains(words), "{}", outcome.stderr);
+    }
+    let mut command = invar(&["perf", "--op", "read"]);
+    command.env("INVAR_TRANSPORT", "socket").env("NCCL_SOCKET_IFNAME", "lo");
+    let outcome = Run::start(&mut command).wait();
+    assert_eq!(outcome.status, Some(2), "{}", outcome.stderr);
+    assert!(outcome.line().contains("--op read: lo goes over TCP"), "{}", outcome.stderr);
+}
+
+#[test]
+fn a_client_with_a_senseless_queue_pair_is_told_so_and_the_next_one_is_served() {
+    let (_server, addr) = server(&mut invar(&["perf", "--server", "127.0.0.1:0", "--keep"]));
+    let setup = |fields: &str| {
+        let rest =
+            r#""transport":"soft","seed":1,"qps":1,"recvs":1,"size_max":8,"region_bytes":64"#;
+        format!("{{\"say\":\"Setup\",\"adaptive_routing\":null,{rest},{fields}}}\n")
+    };
+    for (fields, words) in [
+        (r#""op":"write","queue_pair":"00ff""#, "shorter than its preface"),
+        (&format!(r#""op":"read","queue_pair":"{}""#, "00".repeat(672)), "FIFO depth 0"),
+        (r#""op":"send","queue_pair":"0f0""#, "pairs of hex digits"),
+        (r#""op":"send""#, "with the fields of another"),
+        (r#""op":"atomic","queue_pair":"00""#, "unknown variant `atomic`"),
+    ] {
+        let mut client = TcpStream::connect(&addr).unwrap();
+        insider::prove(&mut client, Secret::PUBLIC, Service::Perf);
+        client.write_all(setup(fields).as_bytes()).unwrap();
+        let mut said = String::new();
+        client.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        // The server may reset the connection after its last line.
+        let _ = client.read_to_string(&mut said);
+        assert!(said.contains("\"Failed\"") && said.contains(words), "{fields}: {said}");
+    }
+    run(&["perf", "--connect", &addr, "--op", "read", "-b", "8", "-e", "8", "-n", "4"]).ok();
+}
