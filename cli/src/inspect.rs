@@ -112,7 +112,7 @@ pub(crate) fn open(path: &Path) -> Result<Recorded, Failure> {
     read(path).map_err(|error| Failure::io(format_args!("reading {}", path.display()), &error))
 }
 
-fn json(value: &impl Serialize) -> Result<String, Failure> {
+pub(crate) fn json(value: &impl Serialize) -> Result<String, Failure> {
     let text = serde_json::to_string_pretty(value);
     text.map(|text| text + "\n").map_err(|error| Failure::new(format_args!("JSON: {error}")))
 }
@@ -120,7 +120,7 @@ fn json(value: &impl Serialize) -> Result<String, Failure> {
 fn shown(path: &Path, recorded: &Recorded) -> Shown {
     let Recorded { header, is_alive, records, damaged } = recorded;
     let connections = records.iter().map(|(number, record)| {
-        let Record { role, qpn, looked_ns, ends, view, verdict, events } = record;
+        let Record { role, qpn, looked_ns, ends, view, verdict, events, .. } = record;
         let event = |event: &Event| ShownEvent {
             unix_ns: header.unix_offset_ns.wrapping_add(event.at_ns as i64),
             what: event.kind.name(),
@@ -155,7 +155,7 @@ fn shown(path: &Path, recorded: &Recorded) -> Shown {
 }
 
 /// Says in words what an end waits for.
-fn waits_for(role: Role, view: &EndView) -> String {
+pub(crate) fn waits_for(role: Role, view: &EndView) -> String {
     let EndView { begun, done, untested, .. } = view;
     match (role, view.wait) {
         _ if view.is_recovering => "new queue pairs".to_owned(),

@@ -25,6 +25,7 @@ mod ports;
 mod run;
 mod settings;
 mod size;
+mod top;
 mod trace;
 
 use std::env;
@@ -59,6 +60,7 @@ enum Command {
     Env(exports::Args),
     Inspect(inspect::Args),
     Settings(settings::Args),
+    Top(top::Args),
     Trace(trace::Args),
 }
 
@@ -74,6 +76,7 @@ impl Command {
             | Command::Inspect(_)
             | Command::Run(_)
             | Command::Settings(_)
+            | Command::Top(_)
             | Command::Trace(_) => false,
         }
     }
@@ -105,6 +108,7 @@ fn execute(command: Command) -> Result<ExitCode, Failure> {
         Command::Env(args) => exports::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Run(args) => run::run(&args),
+        Command::Top(args) => top::run(&args),
         Command::Trace(args) => trace::run(&args),
         Command::Settings(args) => settings::run(&args, &settings_for(is_child)?),
         Command::Perf(args) => perf::run(&args, &settings_for(is_child)?),

@@ -37,6 +37,7 @@ pub mod error;
 pub mod fifo;
 mod inbox;
 pub mod math;
+pub mod metrics;
 pub mod mr_cache;
 #[cfg(feature = "mutants")]
 pub mod mutant;

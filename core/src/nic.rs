@@ -11,6 +11,7 @@
 //! their protection domain.
 
 mod attr;
+mod counters;
 mod error;
 mod list;
 mod notices;
@@ -23,6 +24,7 @@ pub use attr::{
     AddressVector, Ece, Gid, LinkLayer, Mtu, PacketKeys, PortAttr, PortState, QpCap, QpOptions,
     QpState, QpTransition, RtrAttr, RtsAttr, SourcePorts,
 };
+pub use counters::NicCounters;
 pub use error::{NicError, PollError, Refusal, Refused, Verb};
 pub use list::{Listed, SendList};
 pub use notices::PortNotices;
@@ -269,6 +271,10 @@ pub trait Nic {
     /// ended.
     fn notices(&self) -> PortNotices {
         PortNotices::default()
+    }
+    /// The NIC's counters, for people. The call may take a lock or read files.
+    fn counters(&self) -> NicCounters {
+        NicCounters::default()
     }
     /// Drives a NIC that has no hardware, for a caller that waits for a peer's write and so for no
     /// completion. Hardware needs no such call.

@@ -13,6 +13,7 @@
 //! leading digits in silence, anything else is an error.
 
 mod choice;
+mod metrics;
 mod nccl;
 mod ports;
 mod subnet;
@@ -22,6 +23,7 @@ mod value;
 mod tests;
 
 pub use choice::{AddressFamily, LogLevel, TransportChoice, Wire};
+pub use metrics::MetricsPlace;
 pub use nccl::NCCL_ONLY;
 pub use ports::PortRange;
 pub use subnet::Subnet;
@@ -277,6 +279,9 @@ params! {
     INVAR_STALL_MS => stall_ms: u32 = "10000", int(0, 86_400_000), unit: "ms";
     /// 0 keeps no flight recorder, which `invar inspect` and `invar trace` read.
     INVAR_RECORDER => recorder: bool = "1", FLAG;
+    /// Shows the metrics of this user's processes for Prometheus: `127.0.0.1:PORT` or `unix:PATH` over HTTP,
+    /// `file:PATH` in a file for node_exporter. Empty shows none. Needs INVAR_RECORDER=1.
+    INVAR_METRICS => metrics: Option<MetricsPlace<'a>> = "", Allowed::Metrics;
     /// Each rank writes to this file what each message over the network waited for, as a trace for Chrome
     /// and Perfetto. `%r` stands for the rank, which otherwise follows the name. Links are slower with
     /// it, and messages in shared memory are not traced.

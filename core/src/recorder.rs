@@ -9,6 +9,8 @@ use static_assertions::assert_eq_size;
 use zerocopy::byteorder::little_endian::{I64, U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
+use crate::metrics::{BUCKETS, EndNumbers, Histogram};
+use crate::nic::NicCounters;
 use crate::stall::{EndView, Process, Role, VIEW_BYTES, ViewBytes};
 
 pub use event::{EVENT_BYTES, Event, EventKind};
@@ -21,13 +23,15 @@ pub const HEADER_BYTES: usize = size_of::<HeaderBytes>();
 pub const EVENTS: usize = 64;
 /// Bytes of the description of both ends. A longer description is cut.
 pub const ENDS_BYTES: usize = 256;
+/// Bytes of the name of a device, and of the address of a peer. Longer texts are cut.
+pub const NAME_BYTES: usize = 64;
 /// Bytes of the last verdict. A longer text is cut.
 pub const VERDICT_BYTES: usize = 704;
 /// Progress within this time is one event.
 const MERGE_NS: u64 = 1_000_000_000;
 
 const MAGIC: [u8; 8] = *b"INVARREC";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// The header of a file of records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,8 +72,16 @@ pub struct Record {
     pub looked_ns: u64,
     /// Names of both ends.
     pub ends: heapless::String<ENDS_BYTES>,
+    /// Name of this end's device.
+    pub device: heapless::String<NAME_BYTES>,
+    /// The peer's address, without a port.
+    pub peer: heapless::String<NAME_BYTES>,
     /// The view at the last look.
     pub view: EndView,
+    /// The end's numbers at the last look.
+    pub numbers: EndNumbers,
+    /// The counters of the end's device, some seconds old at most.
+    pub nic: NicCounters,
     /// The last verdict on a stall; empty if there was none.
     pub verdict: heapless::String<VERDICT_BYTES>,
     /// The last events, oldest first.
@@ -78,11 +90,15 @@ pub struct Record {
 
 /// ```text
 /// byte 0      8          12    14        16     24     280    376       1080     3128
-///      +------+----------+-----+---------+------+------+------+---------+--------+------+
-///      | turn | number   | role| number  | look | ends | view | verdict | events | turn |
-///      |      | of the QP|     | of      | ed   |      |      |         |        |      |
-///      |      |          |     | events  |      |      |      |         |        |      |
-///      +------+----------+-----+---------+------+------+------+---------+--------+------+
+///      +------+----------+-----+---------+------+------+------+---------+--------+
+///      | turn | number   | role| number  | look | ends | view | verdict | events |
+///      |      | of the QP|     | of      | ed   |      |      |         |        |
+///      |      |          |     | events  |      |      |      |         |        |
+///      +------+----------+-----+---------+------+------+------+---------+--------+
+///      3128     3192   3256    3296      3688       3768
+///      | device | peer | end's | latency | device's | turn |
+///      |        |      | num-  | buckets | counters |      |
+///      |        |      | bers  |         |          |      |
 /// ```
 ///
 /// Both turns are equal unless the writer is at work.
@@ -98,10 +114,19 @@ struct RecordBytes {
     view: ViewBytes,
     verdict: [u8; VERDICT_BYTES],
     events: [[u8; EVENT_BYTES]; EVENTS],
+    device: [u8; NAME_BYTES],
+    peer: [u8; NAME_BYTES],
+    bytes: U64,
+    recoveries: U64,
+    stalls: U64,
+    receive_wait_ns: U64,
+    latency_sum_ns: U64,
+    latency: [U64; BUCKETS],
+    nic: [U64; NicCounters::COUNT],
     turn_again: U64,
 }
 
-assert_eq_size!(RecordBytes, [u8; 3136]);
+assert_eq_size!(RecordBytes, [u8; 3776]);
 assert_eq_size!(ViewBytes, [u8; VIEW_BYTES]);
 
 /// Why bytes are no record.
@@ -172,12 +197,21 @@ impl Record {
             qpn,
             looked_ns: now_ns,
             ends: cut(ends),
+            device: heapless::String::new(),
+            peer: heapless::String::new(),
             view,
+            numbers: EndNumbers::default(),
+            nic: NicCounters::default(),
             verdict: heapless::String::new(),
             events: heapless::Deque::new(),
         };
         record.push(EventKind::Opened, now_ns);
         record
+    }
+
+    /// Names the device of the end, and the peer's address.
+    pub fn name(&mut self, device: &str, peer: &str) {
+        (self.device, self.peer) = (cut(device), cut(peer));
     }
 
     /// Takes the view of a look, and notes what has changed. Returns whether anything has.
@@ -255,6 +289,13 @@ impl Record {
         for (to, event) in b.events.iter_mut().zip(&self.events) {
             *to = event.to_bytes();
         }
+        b.device[..self.device.len()].copy_from_slice(self.device.as_bytes());
+        b.peer[..self.peer.len()].copy_from_slice(self.peer.as_bytes());
+        let EndNumbers { bytes, recoveries, stalls, receive_wait_ns, latency } = self.numbers;
+        (b.bytes, b.recoveries, b.stalls) = (bytes.into(), recoveries.into(), stalls.into());
+        (b.receive_wait_ns, b.latency_sum_ns) = (receive_wait_ns.into(), latency.sum_ns.into());
+        b.latency = latency.counts.map(U64::from);
+        b.nic = self.nic.to_array().map(U64::from);
         zerocopy::transmute!(b)
     }
 
@@ -285,7 +326,20 @@ impl Record {
             qpn: b.qpn.get(),
             looked_ns: b.looked_ns.get(),
             ends: text(&b.ends),
+            device: text(&b.device),
+            peer: text(&b.peer),
             view: EndView::parse(&b.view),
+            numbers: EndNumbers {
+                bytes: b.bytes.get(),
+                recoveries: b.recoveries.get(),
+                stalls: b.stalls.get(),
+                receive_wait_ns: b.receive_wait_ns.get(),
+                latency: Histogram {
+                    counts: b.latency.map(U64::get),
+                    sum_ns: b.latency_sum_ns.get(),
+                },
+            },
+            nic: NicCounters::from_array(b.nic.map(U64::get)),
             verdict: text(&b.verdict),
             events: heapless::Deque::new(),
         };

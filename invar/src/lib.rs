@@ -102,6 +102,7 @@ mod gpu;
 mod hub;
 mod launcher;
 mod memory;
+mod metrics;
 pub mod raw;
 mod recv;
 mod request;

@@ -45,6 +45,8 @@ pub use invar_core::conn::stage::{Side, Stage};
 pub use invar_core::conn::wire::{PrefaceError, QpInfoError};
 pub use invar_core::conn::{Stream, StreamError};
 pub use invar_core::error::{CompletionError, LineError, RecoveryError, Report};
+pub use invar_core::metrics::EndNumbers;
+pub use invar_core::nic::NicCounters;
 pub use invar_core::socket::{FrameError, HelloError};
 pub use invar_core::stall::{Cause, EndView, Process, Role, Verdict, Wait};
 pub use invar_cuda::gdr::NicReach;

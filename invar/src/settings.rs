@@ -24,6 +24,7 @@ use invar_verbs::GidRules;
 
 use crate::Error;
 use crate::error::Kind;
+use crate::metrics;
 pub(crate) use gpu::{GpuRules, StagingSize};
 pub use set::{RelaxedOrdering, RoceVersion};
 
@@ -70,6 +71,8 @@ pub struct Settings {
     pub(crate) rails: String,
     soft_ports: PortRange,
     listen_ports: PortRange,
+    /// Value of `INVAR_METRICS`.
+    metrics: Option<metrics::Shown>,
     remarks: Vec<String>,
 }
 
@@ -287,6 +290,7 @@ impl Settings {
             rails: params.rails.unwrap_or_default().to_owned(),
             soft_ports: params.soft_port,
             listen_ports: params.port_range,
+            metrics: params.metrics.map(metrics::Shown::from),
             remarks: Vec::new(),
             set: BTreeMap::new(),
             refused: None,

@@ -32,6 +32,7 @@ pub mod rails;
 pub mod random;
 pub mod recorder;
 pub mod rendezvous;
+pub mod scrape;
 pub mod shm;
 pub mod socket;
 pub mod soft;

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use invar_core::conn::{RAILS_MAX, on_rail};
 use invar_core::nic::{
-    Access, Ece, Gid, MemoryKeys, Nic, NicError, PollError, PortAttr, PortNotices, QpCap,
-    QpTransition, RecvWr, Refusal, Refused, SendWr, Sge, Verb, Wc,
+    Access, Ece, Gid, MemoryKeys, Nic, NicCounters, NicError, PollError, PortAttr, PortNotices,
+    QpCap, QpTransition, RecvWr, Refusal, Refused, SendWr, Sge, Verb, Wc,
 };
 
 use keys::{Key, Keys};
@@ -322,6 +322,10 @@ impl<N: Nic> Nic for Rails<N> {
     fn notices(&self) -> PortNotices {
         let all = self.0.nics.iter().map(Nic::notices);
         all.into_iter().find(|notices| *notices != PortNotices::default()).unwrap_or_default()
+    }
+
+    fn counters(&self) -> NicCounters {
+        self.0.nics.iter().map(Nic::counters).fold(NicCounters::default(), NicCounters::plus)
     }
 
     fn progress(&self) {

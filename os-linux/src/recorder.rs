@@ -162,10 +162,9 @@ fn is_unlocked(file: &File) -> bool {
 
 /// Deletes the oldest files of dead processes.
 fn remove_dead(dir: &Path) {
-    let Ok(entries) = fs::read_dir(dir) else { return };
-    let paths = entries.flatten().map(|entry| entry.path());
-    let mut dead: Vec<_> = paths
-        .filter(|path| path.extension().is_some_and(|of| of == "rec") && is_dead(path))
+    let mut dead: Vec<_> = files_in(dir)
+        .into_iter()
+        .filter(|path| is_dead(path))
         .map(|path| (fs::metadata(&path).and_then(|of| of.modified()).ok(), path))
         .collect();
     dead.sort();
@@ -225,6 +224,13 @@ fn read_up_to(file: &File, bytes: &mut [u8]) -> io::Result<usize> {
     Ok(len)
 }
 
+/// Returns the files of recorders in a directory.
+pub fn files_in(dir: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    let files = entries.map(|entry| entry.path());
+    files.filter(|path| path.extension().is_some_and(|of| of == "rec")).collect()
+}
+
 /// Returns the files of recorders that this user may read: its own, and for root those of all users.
 pub fn files() -> Vec<PathBuf> {
     let below = |dir: &str| {
@@ -241,11 +247,7 @@ pub fn files() -> Vec<PathBuf> {
     dirs.extend(below("/tmp").into_iter().filter(is_ours));
     dirs.sort();
     dirs.dedup();
-    let entries = dirs.iter().filter_map(|dir| fs::read_dir(dir).ok()).flatten().flatten();
-    let mut files: Vec<_> = entries
-        .map(|entry| entry.path())
-        .filter(|path| path.extension().is_some_and(|of| of == "rec"))
-        .collect();
+    let mut files: Vec<_> = dirs.iter().flat_map(|dir| files_in(dir)).collect();
     files.sort();
     files
 }

@@ -11,7 +11,7 @@ use clap::builder::PossibleValuesParser;
 use crate::outcome::Outcome;
 use crate::shell::Shell;
 use crate::tool::{self, Tool};
-use crate::{api, fuzz, nccl, no_std, python, rxe, tidy};
+use crate::{api, contrib, fuzz, nccl, no_std, python, rxe, tidy};
 
 /// One check of `cargo xtask ci`.
 struct CiStep {
@@ -32,7 +32,7 @@ const fn step(
 
 /// All steps, the cheapest first, so that a slip costs seconds. The tests come last, so that cargo's
 /// own summary of them ends the output.
-const STEPS: [CiStep; 14] = [
+const STEPS: [CiStep; 15] = [
     step("fmt", "rustfmt has nothing to change", None, cargo_steps::fmt),
     step(
         "tidy",
@@ -40,6 +40,7 @@ const STEPS: [CiStep; 14] = [
         None,
         tidy::run,
     ),
+    step("contrib", "Prometheus' rules and Grafana's dashboard", None, contrib::step),
     step("deny", "licences, bans and sources of dependencies", Some(tool::DENY), cargo_steps::deny),
     step(
         "clippy",

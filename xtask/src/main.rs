@@ -6,6 +6,7 @@ mod api;
 mod bench;
 mod campaign;
 mod ci;
+mod contrib;
 mod dist;
 mod docs;
 mod fuzz;

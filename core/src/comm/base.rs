@@ -15,6 +15,7 @@ use super::route::Route;
 use super::watch::{Rows, Verdict, Watch, patience_ns};
 use crate::conn::{CommSettings, Exchange, Parts, Stream, StreamError, Verbs, rail_of};
 use crate::error::{CompletionError, Ends, Error, Report, Suspicion};
+use crate::metrics::EndNumbers;
 use crate::nic::{Nic, NicError, PollError, Refusal, Refused, Verb, Wc, WcStatus};
 use crate::request::{Progress, RequestRing};
 use crate::stall::{self, Counts, Role, Wait};
@@ -67,6 +68,8 @@ pub(super) struct Base<N: Nic, S, R, T, const REQS: usize> {
     pub(super) verbs: Verbs<N>,
     /// The error of a post that was refused.
     pub(super) refusal: Refusal,
+    /// The bytes of the messages that were found done.
+    pub(super) bytes: u64,
     pub(super) line: Line<S>,
     /// The number of rows that have arrived, if the peer has closed and said so.
     pub(super) rows_done: Option<u64>,
@@ -105,6 +108,7 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
             route,
             verbs,
             refusal: Refusal::default(),
+            bytes: 0,
             line,
             rows_done: None,
             recovery: Recovery::new(peer_port.is_some()),
@@ -150,6 +154,18 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
     /// Notes a call of the program, which a host does now and then; see [`Watch::is_armed`].
     pub(super) fn called(&mut self, wait: Wait, now_ns: u64) {
         self.stalls.called(wait, now_ns);
+    }
+
+    /// The numbers for operators.
+    pub(super) fn numbers(&self) -> EndNumbers {
+        let sampler = self.stalls.sampler();
+        EndNumbers {
+            bytes: self.bytes,
+            recoveries: self.recovery.attempt().into(),
+            stalls: self.stalls.stalls(),
+            receive_wait_ns: sampler.receive_wait_ns(),
+            latency: sampler.latency(),
+        }
     }
 
     /// Looks whether the connection stands still. Asks the peer for its view, answers the peer, and warns.
@@ -217,7 +233,7 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         let entry = self.reqs.at(request.raw());
         match entry.progress(request.raw()) {
             Progress::Pending => Fast::Pending,
-            Progress::Done => R::take(entry),
+            Progress::Done => R::take(entry, &mut self.bytes),
             Progress::Unknown => Fast::Slow,
         }
     }
@@ -260,7 +276,7 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
     #[inline(always)]
     fn take_if_done(&mut self, request: &Request) -> Fast<u32> {
         let entry = self.reqs.at(request.raw());
-        if entry.is_done(request.raw()) { R::take(entry) } else { Fast::Slow }
+        if entry.is_done(request.raw()) { R::take(entry, &mut self.bytes) } else { Fast::Slow }
     }
 
     /// Tests the request of `token` after booking all completions that are there.

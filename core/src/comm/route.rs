@@ -20,8 +20,8 @@ use crate::request::{Entry, MESSAGES, ROWS, RequestRing};
 /// Books the completions of one kind of comm.
 pub(super) trait Route<N: Nic, T, const REQS: usize> {
     /// Ends a request that is done and returns its bytes. Returns [`Fast::Slow`] and keeps the request
-    /// if it has several sizes, or a size that is too large.
-    fn take(entry: &mut Entry<T>) -> Fast<u32>;
+    /// if it has several sizes, or a size that is too large. Adds the bytes to `total`.
+    fn take(entry: &mut Entry<T>, total: &mut u64) -> Fast<u32>;
     /// Whether a completion is of one message.
     fn is_single(wc: &Wc) -> bool;
     /// Books a completion that succeeded; `false` if no request awaits it.
@@ -100,8 +100,10 @@ impl<N: Nic> Route<N, Sending, MESSAGES> for Sent {
     const IS_SENDER: bool = true;
 
     #[inline(always)]
-    fn take(entry: &mut Entry<Sending>) -> Fast<u32> {
-        Fast::Done(entry.end().0.len)
+    fn take(entry: &mut Entry<Sending>, total: &mut u64) -> Fast<u32> {
+        let len = entry.end().0.len;
+        *total += u64::from(len);
+        Fast::Done(len)
     }
 
     #[inline(always)]
@@ -190,12 +192,14 @@ impl<N: Nic> Arrivals<N> {
 
 impl<N: Nic> Route<N, Receiving, ROWS> for Arrivals<N> {
     #[inline(always)]
-    fn take(entry: &mut Entry<Receiving>) -> Fast<u32> {
+    fn take(entry: &mut Entry<Receiving>, total: &mut u64) -> Fast<u32> {
         let Receiving { imm, sizes, .. } = &entry.value;
         if entry.value.others() != 0 || *imm > sizes[0] {
             return Fast::Slow;
         }
-        Fast::Done(entry.end().imm)
+        let len = entry.end().imm;
+        *total += u64::from(len);
+        Fast::Done(len)
     }
 
     #[inline(always)]

@@ -23,7 +23,7 @@ use crate::fifo::{LEN_MAX, RECVS_MAX, Room, Row, SlotWords};
 use crate::mutant::{Mutant, is_planted};
 use crate::nic::{Memory, Nic, NumSge, SendList, SendWr, Sge};
 use crate::request::{MESSAGES, RequestRing};
-use crate::stall::{EndView, Role, Verdict, Wait};
+use crate::stall::Role;
 
 /// The sending end of a connection.
 pub struct SendComm<N: Nic, S> {
@@ -163,22 +163,6 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         self.base.stalls.is_armed()
     }
 
-    /// Notes a call of the program, for [`stall`](crate::stall). `wait` is the call that could do nothing.
-    pub fn called(&mut self, wait: Wait, now_ns: u64) {
-        self.base.called(wait, now_ns);
-    }
-
-    /// The end's view, if the flight recorder keeps it.
-    pub fn recorded_view(&self, now_ns: u64) -> Option<EndView> {
-        let stalls = &self.base.stalls;
-        stalls.is_recorded().then(|| stalls.view(now_ns))
-    }
-
-    /// Why the connection stands still, if it does and the user was told.
-    pub fn verdict(&self) -> Option<Verdict> {
-        self.base.stalls.verdict()
-    }
-
     /// The number of times that the queue pairs have been replaced.
     pub fn attempts(&self) -> u32 {
         self.base.recovery.attempt()
@@ -221,7 +205,11 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         let token = request.raw();
         match self.base.settle(token) {
             Settled::Pending => Ok(None),
-            Settled::Done => Ok(Some(self.base.reqs.at(token).value.0.len)),
+            Settled::Done => {
+                let len = self.base.reqs.at(token).value.0.len;
+                self.base.bytes += u64::from(len);
+                Ok(Some(len))
+            }
             Settled::Unknown if self.heed_notice() => self.test_slow(request),
             Settled::Unknown => Err(self.base.unsettled(token)),
         }

@@ -28,6 +28,8 @@ pub enum Allowed {
     Path,
     /// A word that the host knows.
     Name,
+    /// A [`MetricsPlace`](super::MetricsPlace), or nothing.
+    Metrics,
     /// Any text, which nothing may print.
     Secret,
 }
@@ -47,6 +49,7 @@ impl Allowed {
             | Allowed::Ports
             | Allowed::Path
             | Allowed::Name
+            | Allowed::Metrics
             | Allowed::Secret => false,
         }
     }
@@ -75,6 +78,10 @@ impl fmt::Display for Allowed {
             }
             Allowed::Path => f.write_str("a path that begins with /"),
             Allowed::Name => f.write_str("a name without spaces"),
+            Allowed::Metrics => f.write_str(
+                "127.0.0.1:PORT or another loopback address, unix:PATH or file:PATH with a path that \
+                 begins with /",
+            ),
             Allowed::Secret => f.write_str("any text"),
         }
     }

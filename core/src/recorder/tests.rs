@@ -57,6 +57,11 @@ fn waits_recoveries_and_verdicts_are_events() {
     record.stall("the receiver has posted no receive", 8);
     record.look(view(0, 0), 9);
     record.closed(10);
+    record.name("soft0", "10.0.0.2");
+    record.numbers = EndNumbers { bytes: 7, recoveries: 2, stalls: 1, ..EndNumbers::default() };
+    record.numbers.receive_wait_ns = 9;
+    record.numbers.latency.add(1_200);
+    record.nic = NicCounters::from_array(core::array::from_fn(|i| i as u64 + 1));
     let kinds: std::vec::Vec<_> = record.events.iter().map(|event| event.kind).collect();
     use EventKind as Kind;
     let expected = [

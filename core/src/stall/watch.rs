@@ -4,6 +4,7 @@ use super::judge::{Contact, judge};
 use super::verdict::Verdict;
 use super::view::{EndView, Process, Role, Wait};
 use crate::error::Ends;
+use crate::metrics::Sampler;
 
 const MS: u64 = 1_000_000;
 /// A program that waits repeats its call at least this often.
@@ -70,6 +71,7 @@ pub struct Watch {
     warn_at_ns: u64,
     verdict: Option<Verdict>,
     stalls: u64,
+    sampler: Sampler,
 }
 
 impl Watch {
@@ -96,7 +98,20 @@ impl Watch {
             warn_at_ns: settings.after_ns,
             verdict: None,
             stalls: 0,
+            sampler: Sampler::default(),
         }
+    }
+
+    /// Measures messages of a sender.
+    pub fn sampler(&self) -> &Sampler {
+        &self.sampler
+    }
+
+    /// Gives the sampler a call of the program, before [`Watch::called`]. `begun` rows have begun, and
+    /// `is_done` says whether the measured row is done.
+    pub fn sample(&mut self, begun: u64, wait: Wait, is_done: bool, now_ns: u64) {
+        let lacked_receive = matches!(wait, Wait::Send { .. });
+        self.sampler.called(begun, lacked_receive, is_done, now_ns);
     }
 
     /// Whether the next call of the program is to be noted with [`Watch::called`].
@@ -108,7 +123,7 @@ impl Watch {
     /// Notes a call of the program. `wait` is the call that could do nothing, or [`Wait::None`].
     #[cold]
     pub fn called(&mut self, wait: Wait, now_ns: u64) {
-        self.is_armed = false;
+        self.is_armed = self.sampler.is_armed();
         self.call_ns = Some(now_ns);
         if wait != Wait::None {
             (self.wait, self.wait_ns) = (wait, now_ns);
@@ -134,8 +149,14 @@ impl Watch {
         if has_moved || self.looked_ns == 0 || !self.is_waiting_now(now_ns) {
             self.moved_ns = now_ns;
         }
-        // While the connection moves nobody needs to know what the program calls.
-        self.is_armed = !has_moved;
+        if self.settings.is_recorded && self.role == Role::Sender {
+            if counts.is_recovering {
+                self.sampler.give_up();
+            }
+            self.sampler.look(counts.begun, counts.begun == counts.done, now_ns);
+        }
+        // While the connection moves only the sampler needs to know what the program calls.
+        self.is_armed = !has_moved || self.sampler.is_armed();
         self.looked_ns = now_ns;
     }
 

@@ -38,8 +38,8 @@ macro_rules! impl_end {
                 (**self).called();
             }
 
-            fn snapshot(&self) -> Option<Snapshot> {
-                (**self).snapshot()
+            fn snapshot(&self, counts: bool) -> Option<Snapshot> {
+                (**self).snapshot(counts)
             }
 
             #[inline(always)]

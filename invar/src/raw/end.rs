@@ -57,8 +57,9 @@ pub trait End: Send {
     /// Notes that the program has made a call, after [`Care::Note`].
     fn called(&mut self) {}
 
-    /// Returns what the flight recorder keeps of the end, if it keeps any.
-    fn snapshot(&self) -> Option<Snapshot> {
+    /// Returns what the flight recorder keeps of the end, if it keeps any. `counts` asks for the counters of
+    /// the device too.
+    fn snapshot(&self, _counts: bool) -> Option<Snapshot> {
         None
     }
 

@@ -50,15 +50,15 @@ pub trait Tend: Send {
     /// Notes that the program has made a call; see [`End::called`](super::End::called).
     fn called(&mut self) {}
     /// Returns what the flight recorder keeps of the end; see [`End::snapshot`](super::End::snapshot).
-    fn snapshot(&self) -> Option<Snapshot> {
+    fn snapshot(&self, _counts: bool) -> Option<Snapshot> {
         None
     }
 }
 
 /// An end that another thread uses, as the keeper sees it.
 trait Visited: Send + Sync {
-    /// Looks after the end.
-    fn look(&self) -> Looked;
+    /// Looks after the end. `counts` asks for the counters of its device.
+    fn look(&self, counts: bool) -> Looked;
 }
 
 /// What a look at an end has found.
@@ -79,7 +79,7 @@ struct Watched {
 impl Watched {
     /// Looks after the end. Returns whether the end needs the next look soon.
     fn look(&self) -> bool {
-        let Looked { is_urgent, snapshot } = self.end.look();
+        let Looked { is_urgent, snapshot } = self.end.look(self.recording.is_counting_due());
         if let Some(snapshot) = snapshot {
             self.recording.look(&snapshot);
         }
@@ -88,7 +88,7 @@ impl Watched {
 }
 
 impl<T: Tend> Visited for Biased<T> {
-    fn look(&self) -> Looked {
+    fn look(&self, counts: bool) -> Looked {
         let looked = self.visit(|end| {
             let looked = catch_unwind(AssertUnwindSafe(|| Tend::look(&mut **end)));
             let Ok(care) = looked else {
@@ -98,7 +98,7 @@ impl<T: Tend> Visited for Biased<T> {
                 return Looked::default();
             };
             end.set_slow(care != Care::None);
-            Looked { is_urgent: care == Care::Recovery, snapshot: end.snapshot() }
+            Looked { is_urgent: care == Care::Recovery, snapshot: end.snapshot(counts) }
         });
         // An end that has gone needs no look.
         looked.unwrap_or_default()
@@ -293,7 +293,7 @@ mod tests {
     }
 
     impl Visited for Counted {
-        fn look(&self) -> Looked {
+        fn look(&self, _: bool) -> Looked {
             self.looks.fetch_add(1, Ordering::Relaxed);
             Looked { is_urgent: self.is_urgent, snapshot: None }
         }

@@ -33,8 +33,8 @@ impl<E: End> Tend for ManuallyDrop<E> {
         (**self).called();
     }
 
-    fn snapshot(&self) -> Option<Snapshot> {
-        (**self).snapshot()
+    fn snapshot(&self, counts: bool) -> Option<Snapshot> {
+        (**self).snapshot(counts)
     }
 }
 

@@ -3,6 +3,7 @@
 use invar_core::comm::{self, Fast, Flush, FlushBuf, RecvBuf, Request, SendBuf};
 use invar_core::conn::Stream;
 use invar_core::error::{Ends, Error as CoreError};
+use invar_core::nic::NicCounters;
 use invar_core::stall::{Role, Wait};
 use invar_linux::clock;
 use invar_linux::tcp::OobStream;
@@ -60,7 +61,7 @@ pub(super) trait Tended {
     fn called(&mut self, wait: Wait, now_ns: u64);
 
     /// Returns what the flight recorder keeps of the comm, if it keeps any.
-    fn snapshot(&self, _now_ns: u64) -> Option<Snapshot> {
+    fn snapshot(&self, _nic: Option<NicCounters>, _now_ns: u64) -> Option<Snapshot> {
         None
     }
 }
@@ -82,9 +83,10 @@ impl<N: SharedNic, S: Stream> Tended for comm::SendComm<N, S> {
         comm::SendComm::called(self, wait, now_ns);
     }
 
-    fn snapshot(&self, now_ns: u64) -> Option<Snapshot> {
+    fn snapshot(&self, nic: Option<NicCounters>, now_ns: u64) -> Option<Snapshot> {
         let (role, view) = (Role::Sender, self.recorded_view(now_ns)?);
-        Some(Snapshot { role, ends: self.ends().clone(), view, verdict: self.verdict() })
+        let (ends, verdict) = (self.ends().clone(), self.verdict());
+        Some(Snapshot { role, ends, view, verdict, numbers: self.numbers(), nic })
     }
 }
 
@@ -105,9 +107,10 @@ impl<N: SharedNic, S: Stream> Tended for comm::RecvComm<N, S> {
         comm::RecvComm::called(self, wait, now_ns);
     }
 
-    fn snapshot(&self, now_ns: u64) -> Option<Snapshot> {
+    fn snapshot(&self, nic: Option<NicCounters>, now_ns: u64) -> Option<Snapshot> {
         let (role, view) = (Role::Receiver, self.recorded_view(now_ns)?);
-        Some(Snapshot { role, ends: self.ends().clone(), view, verdict: self.verdict() })
+        let (ends, verdict) = (self.ends().clone(), self.verdict());
+        Some(Snapshot { role, ends, view, verdict, numbers: self.numbers(), nic })
     }
 }
 
@@ -189,8 +192,8 @@ impl<N: SharedNic, S: Stream + Send> End for On<comm::SendComm<N, S>, N> {
         self.note(Wait::None);
     }
 
-    fn snapshot(&self) -> Option<Snapshot> {
-        self.comm.snapshot(self.now_ns())
+    fn snapshot(&self, counts: bool) -> Option<Snapshot> {
+        self.comm.snapshot(counts.then(|| self.nic.counters()), self.now_ns())
     }
 
     #[inline(always)]
@@ -288,8 +291,8 @@ impl<N: SharedNic, S: Stream + Send> End for On<comm::RecvComm<N, S>, N> {
         self.note(Wait::None);
     }
 
-    fn snapshot(&self) -> Option<Snapshot> {
-        self.comm.snapshot(self.now_ns())
+    fn snapshot(&self, counts: bool) -> Option<Snapshot> {
+        self.comm.snapshot(counts.then(|| self.nic.counters()), self.now_ns())
     }
 
     #[inline(always)]

@@ -3,6 +3,8 @@
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use invar_core::error::Ends;
+use invar_core::metrics::EndNumbers;
+use invar_core::nic::NicCounters;
 use invar_core::recorder::Record;
 use invar_core::stall::{EndView, Role, Verdict};
 use invar_linux::clock::now_ns;
@@ -19,6 +21,10 @@ pub struct Snapshot {
     pub view: EndView,
     /// The verdict that the user was told, while the stall lasts.
     pub verdict: Option<Verdict>,
+    /// The end's numbers.
+    pub numbers: EndNumbers,
+    /// The counters of the end's device, if they were asked for.
+    pub nic: Option<NicCounters>,
 }
 
 /// The file of this process, while there are connections that are recorded.
@@ -37,21 +43,32 @@ struct Open {
     record: Record,
     verdict: Option<Verdict>,
     written_ns: u64,
+    counted_ns: u64,
     place: usize,
     file: Arc<Mutex<RecorderFile>>,
 }
 
 impl Recording {
+    /// Whether the next look is to read the device's counters.
+    pub(super) fn is_counting_due(&self) -> bool {
+        let open = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        open.as_ref().is_none_or(|open| now_ns().saturating_sub(open.counted_ns) >= WRITE_EVERY_NS)
+    }
+
     /// Takes what a look has found.
     pub(super) fn look(&self, snapshot: &Snapshot) {
-        let Snapshot { role, ends, view, verdict } = snapshot;
+        let Snapshot { role, ends, view, verdict, numbers, nic } = snapshot;
         let mut open = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let now_ns = now_ns();
-        let Some(Open { record, verdict: told, written_ns, place, file }) = &mut *open else {
+        let Some(Open { record, verdict: told, written_ns, counted_ns, place, file }) = &mut *open
+        else {
             *open = Open::new(snapshot, now_ns);
             return;
         };
-        (record.role, record.qpn) = (*role, ends.qpn);
+        (record.role, record.qpn, record.numbers) = (*role, ends.qpn, *numbers);
+        if let Some(nic) = nic {
+            (record.nic, *counted_ns) = (*nic, now_ns);
+        }
         let mut has_changed = record.look(*view, now_ns);
         if let Some(verdict) = verdict
             && told.as_ref() != Some(verdict)
@@ -80,12 +97,16 @@ impl Drop for Recording {
 
 impl Open {
     fn new(snapshot: &Snapshot, now_ns: u64) -> Option<Self> {
-        let Snapshot { role, ends, view, verdict } = snapshot;
+        let Snapshot { role, ends, view, verdict, numbers, nic } = snapshot;
         let file = file_of_process(view)?;
         let place = lock(&file).take_place()?;
-        let record = Record::new(*role, ends.qpn, &ends.to_string(), *view, now_ns);
+        let mut record = Record::new(*role, ends.qpn, &ends.to_string(), *view, now_ns);
+        let peer = ends.peer.map(|peer| peer.ip().to_canonical().to_string()).unwrap_or_default();
+        record.name(&ends.device, &peer);
+        (record.numbers, record.nic) = (*numbers, nic.unwrap_or_default());
         write(&file, place, &record);
-        Some(Open { record, verdict: *verdict, written_ns: now_ns, place, file })
+        let (written_ns, counted_ns) = (now_ns, now_ns);
+        Some(Open { record, verdict: *verdict, written_ns, counted_ns, place, file })
     }
 }
 

@@ -13,6 +13,7 @@ use super::{Settings, remarks};
 use crate::Error;
 use crate::device_info::{DeviceInfo, DeviceKind, ROCE_UDP_PORT};
 use crate::error::Kind;
+use crate::metrics;
 
 impl Settings {
     /// Returns the most detailed level of messages to log (`INVAR_LOG`). The library logs through the
@@ -157,6 +158,7 @@ impl Settings {
     pub(crate) fn check(&self, device: &DeviceInfo) -> Result<(), Error> {
         self.usable()?;
         remarks::log_once(&self.remarks);
+        self.metrics.iter().for_each(metrics::start);
         let DeviceInfo { name, kind, .. } = device;
         if !self.takes(*kind) {
             let asked = self.transport.as_str();

@@ -354,6 +354,13 @@ impl Settings {
         self.with("INVAR_RECORDER", u8::from(on))
     }
 
+    /// Shows the metrics of this user's processes for Prometheus (`INVAR_METRICS`): at `127.0.0.1:PORT` or
+    /// `unix:PATH` over HTTP, or in the file of `file:PATH`. Only the first place of a process counts.
+    #[must_use]
+    pub fn metrics(self, place: &str) -> Self {
+        self.with("INVAR_METRICS", place)
+    }
+
     /// Sets whether a send that is longer than its receive is truncated rather than refused.
     #[must_use]
     pub fn truncate(mut self, on: bool) -> Self {

@@ -116,6 +116,7 @@ fn each_method() -> Vec<(Settings, &'static str, &'static str)> {
         (new().suspect_after(Duration::ZERO), "INVAR_SUSPECT_AFTER_MS", "0"),
         (new().stall_after(Duration::from_secs(3)), "INVAR_STALL_MS", "3000"),
         (new().recorder(false), "INVAR_RECORDER", "0"),
+        (new().metrics("unix:/a"), "INVAR_METRICS", "unix:/a"),
         (new().proxy_trace(Path::new("/tmp/%r")), "INVAR_PROXY_TRACE", "/tmp/%r"),
         (new().collective_timeout(Duration::from_secs(2)), "INVAR_COLL_TIMEOUT_MS", "2000"),
         (new().staging_chunk_bytes(8192), "INVAR_STAGING_CHUNK_BYTES", "8192"),

@@ -64,8 +64,8 @@ impl<E: RecvEnd> Tend for Receiver<E> {
         self.end.called();
     }
 
-    fn snapshot(&self) -> Option<Snapshot> {
-        self.end.snapshot()
+    fn snapshot(&self, counts: bool) -> Option<Snapshot> {
+        self.end.snapshot(counts)
     }
 }
 

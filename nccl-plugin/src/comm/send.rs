@@ -39,8 +39,8 @@ impl<E: SendEnd> Tend for Sender<E> {
         self.end.called();
     }
 
-    fn snapshot(&self) -> Option<Snapshot> {
-        self.end.snapshot()
+    fn snapshot(&self, counts: bool) -> Option<Snapshot> {
+        self.end.snapshot(counts)
     }
 }
 

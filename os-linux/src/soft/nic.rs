@@ -11,9 +11,9 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
 use invar_core::nic::{
-    Access, Gid, LinkLayer, Memory, Mtu, Nic, NicError, PollError, PortAttr, PortNotices,
-    PortState, QpCap, QpOptions, QpTransition, RecvWr, Refusal, Refused, SendList, SendWr,
-    SourcePorts, Verb, Wc,
+    Access, Gid, LinkLayer, Memory, Mtu, Nic, NicCounters, NicError, PollError, PortAttr,
+    PortNotices, PortState, QpCap, QpOptions, QpTransition, RecvWr, Refusal, Refused, SendList,
+    SendWr, SourcePorts, Verb, Wc,
 };
 use invar_core::param::PortRange;
 use invar_core::roce::qp::{Tuning, WINDOW_PACKETS_MAX};
@@ -327,6 +327,27 @@ impl Nic for SoftNic {
             });
         let could_not_send = last.filter(|(_, ago)| *ago < PortNotices::WITHIN);
         PortNotices { could_not_send, ..PortNotices::default() }
+    }
+
+    fn counters(&self) -> NicCounters {
+        let all = self.port().lock().device.counters();
+        let DeviceCounters { qps, .. } = all;
+        NicCounters {
+            sent_bytes: all.bytes_sent,
+            received_bytes: all.bytes_received,
+            sent_packets: all.packets_sent,
+            received_packets: all.packets_received,
+            retransmitted_packets: qps.packets_retransmitted,
+            out_of_order_packets: qps.out_of_order,
+            rnr: qps.rnr_naks_sent + qps.rnr_naks_received,
+            ack_timeouts: qps.timeouts,
+            corrupt_packets: all.malformed + all.icrc_bad + all.tag_bad,
+            dropped_packets: qps.dropped
+                + all.unknown_qp
+                + all.unconnected
+                + all.wrong_source
+                + all.wrong_pkey,
+        }
     }
 
     #[inline]

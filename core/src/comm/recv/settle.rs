@@ -62,6 +62,7 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
             set_slots(slots, u64::from(slots.wrs()[0].wr_id as u32), 1);
         }
         let is_told = nreqs > 1 && verbs.settings.wire == Wire::Invar;
+        let mut bytes = 0;
         let pairs = self.received.as_chunks_mut().0.iter_mut().zip(posted.as_chunks().0);
         for (i, (received, posted)) in pairs.enumerate() {
             let got = match &row {
@@ -71,6 +72,7 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
             };
             let posted: [u32; 2] = *posted;
             *received = got;
+            bytes += u64::from(got[0]) + u64::from(got[1]);
             if got[0] > posted[0] {
                 return Err(self.overrun(got[0], posted[0]));
             }
@@ -78,6 +80,7 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
                 return Err(self.overrun(got[1], posted[1]));
             }
         }
+        self.base.bytes += bytes;
         Ok(())
     }
 

@@ -3,6 +3,7 @@
 use super::RecvComm;
 use crate::comm::base::Gate;
 use crate::conn::Stream;
+use crate::metrics::EndNumbers;
 use crate::nic::Nic;
 use crate::stall::{Counts, EndView, Verdict, Wait};
 
@@ -22,6 +23,11 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
     pub fn recorded_view(&self, now_ns: u64) -> Option<EndView> {
         let stalls = &self.base.stalls;
         stalls.is_recorded().then(|| stalls.view(now_ns))
+    }
+
+    /// The numbers for operators; see [`metrics`](crate::metrics).
+    pub fn numbers(&self) -> EndNumbers {
+        self.base.numbers()
     }
 
     /// Why the connection stands still, if it does and the user was told.

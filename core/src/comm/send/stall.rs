@@ -4,10 +4,36 @@ use super::SendComm;
 use crate::comm::base::Gate;
 use crate::conn::Stream;
 use crate::fifo::RECVS_MAX;
+use crate::metrics::EndNumbers;
 use crate::nic::Nic;
-use crate::stall::Counts;
+use crate::stall::{Counts, EndView, Verdict, Wait};
 
 impl<N: Nic, S: Stream> SendComm<N, S> {
+    /// Notes a call of the program, for [`stall`](crate::stall). `wait` is the call that could do nothing.
+    pub fn called(&mut self, wait: Wait, now_ns: u64) {
+        let begun = self.rows_sent();
+        let row = self.base.stalls.sampler().row();
+        let is_done = row.is_some_and(|row| !self.is_awaiting(row));
+        self.base.stalls.sample(begun, wait, is_done, now_ns);
+        self.base.called(wait, now_ns);
+    }
+
+    /// The end's view, if the flight recorder keeps it.
+    pub fn recorded_view(&self, now_ns: u64) -> Option<EndView> {
+        let stalls = &self.base.stalls;
+        stalls.is_recorded().then(|| stalls.view(now_ns))
+    }
+
+    /// The numbers for operators; see [`metrics`](crate::metrics).
+    pub fn numbers(&self) -> EndNumbers {
+        self.base.numbers()
+    }
+
+    /// Why the connection stands still, if it does and the user was told.
+    pub fn verdict(&self) -> Option<Verdict> {
+        self.base.stalls.verdict()
+    }
+
     /// Looks whether the connection stands still.
     pub(super) fn look_for_stall(&mut self, now_ns: u64) {
         let counts = self.counts();
@@ -37,11 +63,12 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         // A group that is not complete has taken the requests of the oldest row.
         let depth_sent = if self.group.is_complete() { depth } else { depth - 1 };
         let mut rows = sent.saturating_sub(depth_sent)..sent;
-        let reqs = &mut self.base.reqs;
-        let is_awaited = |row: &u64| {
-            let first = (row % depth) as usize * RECVS_MAX;
-            reqs.at(first as u32).is_awaiting()
-        };
-        rows.find(is_awaited).unwrap_or(sent)
+        rows.find(|row| self.is_awaiting(*row)).unwrap_or(sent)
+    }
+
+    /// Whether the first request of a row awaits completions.
+    fn is_awaiting(&mut self, row: u64) -> bool {
+        let first = (row % (self.row_mask as u64 + 1)) as usize * RECVS_MAX;
+        self.base.reqs.at(first as u32).is_awaiting()
     }
 }

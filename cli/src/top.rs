@@ -1,0 +1,199 @@
+//! `invar top`: a live table of all connections, by the files of the flight recorder.
+
+use std::collections::HashMap;
+use std::fmt::Write;
+use std::io::{self, IsTerminal};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::thread;
+use std::time::Duration;
+
+use console::Term;
+use invar_core::metrics::Histogram;
+use invar_core::recorder::{EventKind, Record};
+use invar_core::stall::Role;
+use invar_linux::recorder::{files, read};
+use serde::Serialize;
+
+use crate::failure::Failure;
+use crate::inspect::{json, waits_for};
+use crate::output::print;
+
+/// Show the connections of all processes of this user, with rates, latency and stalls.
+///
+/// The numbers come from the files of the flight recorder, so the processes need no setting. Root sees the
+/// processes of all users. Ctrl-C ends the command.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Print one table and end
+    #[arg(long)]
+    once: bool,
+    /// Print JSON: an array of connections, each time in a line of its own
+    #[arg(long)]
+    json: bool,
+    /// Seconds between two tables, over which rates are measured
+    #[arg(short = 'i', long, value_name = "SECONDS", default_value_t = 1)]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..=3600))]
+    interval: u64,
+}
+
+/// A connection of a process: the recorder's file and the number in it.
+type Key = (PathBuf, usize);
+
+/// A connection as it is shown.
+#[derive(Serialize)]
+struct Row {
+    pid: u32,
+    connection: usize,
+    role: &'static str,
+    device: String,
+    peer: String,
+    bytes: u64,
+    messages: u64,
+    bytes_per_second: f64,
+    messages_per_second: f64,
+    pending: u64,
+    /// Microseconds of sampled sends; nothing for a receiver.
+    p50_us: Option<f64>,
+    p99_us: Option<f64>,
+    /// The part of the time in which the sender waited for the peer to post a receive.
+    receive_wait: f64,
+    waits_for: String,
+    still_seconds: f64,
+    stalls: u64,
+    recoveries: u64,
+}
+
+pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
+    let pause = Duration::from_secs(args.interval);
+    let mut before = look();
+    loop {
+        thread::sleep(pause);
+        let now = look();
+        let rows = rows(&before, &now);
+        let text = match (args.json, args.once) {
+            (true, true) => json(&rows)?,
+            (true, false) => serde_json::to_string(&rows)
+                .map_err(|error| Failure::new(format_args!("JSON: {error}")))?,
+            (false, _) => table(&rows),
+        };
+        if !args.once && !args.json && io::stdout().is_terminal() {
+            // A terminal that cannot be cleared still shows the table.
+            let _ = Term::stdout().clear_screen();
+        }
+        print(io::stdout(), "the connections", text.trim_end())?;
+        if args.once {
+            return Ok(ExitCode::SUCCESS);
+        }
+        before = now;
+    }
+}
+
+/// Reads the open connections of all living processes.
+fn look() -> HashMap<Key, (u32, Record)> {
+    let mut all = HashMap::new();
+    for path in files() {
+        // The process may have ended meanwhile.
+        let Ok(recorded) = read(&path) else { continue };
+        if !recorded.is_alive {
+            continue;
+        }
+        for (number, record) in recorded.records {
+            let is_closed =
+                record.events.back().is_some_and(|event| event.kind == EventKind::Closed);
+            if !is_closed {
+                let pid = recorded.header.process.pid;
+                all.insert((path.clone(), number), (pid, record));
+            }
+        }
+    }
+    all
+}
+
+/// The connections, those that move most first.
+fn rows(before: &HashMap<Key, (u32, Record)>, now: &HashMap<Key, (u32, Record)>) -> Vec<Row> {
+    let row = |(key, (pid, record)): (&Key, &(u32, Record))| {
+        row(*pid, key.1, before.get(key).map(|(_, record)| record), record)
+    };
+    let mut rows: Vec<_> = now.iter().map(row).collect();
+    rows.sort_by(|a, b| {
+        let by_rate = b.bytes_per_second.total_cmp(&a.bytes_per_second);
+        by_rate.then((a.pid, a.connection).cmp(&(b.pid, b.connection)))
+    });
+    rows
+}
+
+fn row(pid: u32, connection: usize, before: Option<&Record>, now: &Record) -> Row {
+    // Another connection may have taken the place.
+    let before = before.filter(|before| {
+        before.ends == now.ends
+            && before.looked_ns < now.looked_ns
+            && before.numbers.bytes <= now.numbers.bytes
+    });
+    let seconds = before.map(|before| (now.looked_ns - before.looked_ns) as f64 / 1e9);
+    let rate = |of: fn(&Record) -> u64| match (before, seconds) {
+        (Some(before), Some(seconds)) => of(now).saturating_sub(of(before)) as f64 / seconds,
+        _ => 0.0,
+    };
+    let latency: Histogram = now.numbers.latency;
+    let us = |per_mille| latency.quantile_ns(per_mille).map(|ns| ns as f64 / 1e3);
+    Row {
+        pid,
+        connection,
+        role: if now.role == Role::Sender { "sender" } else { "receiver" },
+        device: now.device.as_str().to_owned(),
+        peer: now.peer.as_str().to_owned(),
+        bytes: now.numbers.bytes,
+        messages: now.view.done,
+        bytes_per_second: rate(|of| of.numbers.bytes),
+        messages_per_second: rate(|of| of.view.done),
+        pending: now.view.begun.saturating_sub(now.view.done),
+        p50_us: us(500),
+        p99_us: us(990),
+        receive_wait: rate(|of| of.numbers.receive_wait_ns) / 1e9,
+        waits_for: waits_for(now.role, &now.view),
+        still_seconds: if now.view.is_waiting { f64::from(now.view.still_ms) / 1e3 } else { 0.0 },
+        stalls: now.numbers.stalls,
+        recoveries: now.numbers.recoveries,
+    }
+}
+
+fn table(rows: &[Row]) -> String {
+    if rows.is_empty() {
+        return "no process has an open connection that is recorded\n".to_owned();
+    }
+    let mut text = format!(
+        "{:>8} {:>4} {:<8} {:<10} {:<16} {:>8} {:>9} {:>5} {:>9} {:>9} {:>6} {:>6} {:>6}  {}\n",
+        "PID",
+        "CONN",
+        "ROLE",
+        "DEVICE",
+        "PEER",
+        "GB/s",
+        "msg/s",
+        "PEND",
+        "p50 us",
+        "p99 us",
+        "WAIT %",
+        "STALLS",
+        "RECOV",
+        "WAITS FOR"
+    );
+    for row in rows {
+        let us = |us: Option<f64>| us.map_or("-".to_owned(), |us| format!("{us:.1}"));
+        let Row { pid, connection, role, device, peer, pending, stalls, recoveries, .. } = row;
+        let (gb, messages) = (row.bytes_per_second / 1e9, row.messages_per_second);
+        let (p50, p99, wait) = (us(row.p50_us), us(row.p99_us), row.receive_wait * 100.0);
+        let _ = write!(
+            text,
+            "{pid:>8} {connection:>4} {role:<8} {device:<10} {peer:<16} {gb:>8.3} {messages:>9.0} \
+             {pending:>5} {p50:>9} {p99:>9} {wait:>6.1} {stalls:>6} {recoveries:>6}  {}",
+            row.waits_for
+        );
+        if row.still_seconds >= 1.0 {
+            let _ = write!(text, ", for {:.1} s", row.still_seconds);
+        }
+        text.push('\n');
+    }
+    text
+}

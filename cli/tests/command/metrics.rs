@@ -1,0 +1,143 @@
+//! Metrics of a real run: over HTTP, in a file, and in `invar top`.
+
+use std::fs;
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::thread;
+
+use invar_core::auth::{Secret, Service};
+use invar_testkit::strangers::{Door, besiege};
+use invar_testkit::wait::until;
+
+use crate::*;
+
+/// A directory for the recorders and metrics of a test.
+struct Dir(PathBuf);
+
+impl Dir {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("metrics-{name}-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&path);
+        fs::create_dir(&path).unwrap();
+        Dir(path)
+    }
+
+    /// A run whose recorders are in this directory.
+    fn invar(&self, args: &[&str]) -> Command {
+        let mut command = invar(args);
+        command.env("XDG_RUNTIME_DIR", &self.0).env("INVAR_TRANSPORT", "soft");
+        command
+    }
+}
+
+impl Drop for Dir {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A port that was free a moment ago.
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// A run of `invar perf` between two processes, which ends when the test does.
+fn perf(dir: &Dir, metrics: &str) -> [Run; 2] {
+    let mut command = dir.invar(&["perf", "--server", "127.0.0.1:0"]);
+    let (server, addr) = server(command.env("INVAR_METRICS", metrics));
+    let args = ["perf", "--connect", &addr, "-b", "64K", "-e", "64K", "-n", "100000000"];
+    [server, Run::start(&mut dir.invar(&args))]
+}
+
+/// The answer to a scrape, or nothing while nobody listens.
+fn scrape(addr: &str) -> Option<String> {
+    let mut stream = TcpStream::connect(addr).ok()?;
+    stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n").ok()?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text).ok()?;
+    Some(text)
+}
+
+/// The largest sample whose line has all these parts.
+fn sample(text: &str, parts: &[&str]) -> Option<f64> {
+    let lines = text.lines().filter(|line| parts.iter().all(|part| line.contains(part)));
+    lines.filter_map(|line| line.rsplit(' ').next()?.parse().ok()).max_by(f64::total_cmp)
+}
+
+#[test]
+fn a_run_shows_the_metrics_of_both_processes_over_http() {
+    let dir = Dir::new("http");
+    let addr = format!("127.0.0.1:{}", free_port());
+    let _runs = perf(&dir, &addr);
+    let sent = ["invar_sent_bytes_total{", "role=\"sender\"", "device=\"soft"];
+    let value = || scrape(&addr).and_then(|text| sample(&text, &sent)).unwrap_or_default();
+    until("sent bytes", || value() > 1e6);
+    let before = value();
+    until("more sent bytes", || value() > before);
+    let text = scrape(&addr).unwrap();
+    assert!(text.starts_with("HTTP/1.1 200 ") && text.ends_with("# EOF\n"), "{text}");
+    assert!(sample(&text, &["invar_received_bytes_total{", "receiver"]).unwrap() > 1e6, "{text}");
+    assert!(sample(&text, &["invar_device_sent_bytes_total{"]).unwrap() > 1e6, "{text}");
+    let count = ["invar_send_latency_seconds_count{"];
+    until("a measured send", || {
+        scrape(&addr).and_then(|text| sample(&text, &count)).unwrap_or_default() > 0.0
+    });
+}
+
+#[test]
+fn a_run_writes_its_metrics_to_a_file() {
+    let dir = Dir::new("file");
+    let file = dir.0.join("invar.prom");
+    let _runs = perf(&dir, &format!("file:{}", file.display()));
+    let read = || fs::read_to_string(&file).unwrap_or_default();
+    until("sent bytes", || sample(&read(), &["invar_sent_bytes_total{"]).is_some());
+    assert!(read().ends_with("# EOF\n"));
+}
+
+#[test]
+fn top_shows_the_rates_of_a_run() {
+    let dir = Dir::new("top");
+    let _runs = perf(&dir, "");
+    let top = |args: &[&str]| Run::start(&mut dir.invar(args)).wait();
+    let mut rows = Vec::new();
+    until("a sender that sends", || {
+        let outcome = top(&["top", "--once", "--json"]);
+        rows = json(&outcome.ok().stdout).as_array().expect("an array").clone();
+        rows.iter()
+            .any(|row| row["role"] == "sender" && row["bytes_per_second"].as_f64() > Some(1e6))
+    });
+    let receiver = rows.iter().find(|row| row["role"] == "receiver").expect("a receiver");
+    assert!(receiver["device"].as_str().is_some_and(|name| name.starts_with("soft")), "{receiver}");
+    let outcome = top(&["top", "--once"]);
+    let text = &outcome.ok().stdout;
+    assert!(text.contains("sender") && text.contains("soft"), "{text}");
+}
+
+#[test]
+fn a_place_that_others_reach_is_refused_in_words() {
+    let outcome = Run::start(invar(&["devices"]).env("INVAR_METRICS", "0.0.0.0:9400")).wait();
+    assert_eq!(outcome.status, Some(2), "{}", outcome.stderr);
+    assert!(outcome.line().contains("INVAR_METRICS=0.0.0.0:9400"), "{}", outcome.stderr);
+    assert!(outcome.line().contains("loopback"), "{}", outcome.stderr);
+}
+
+#[test]
+fn a_listener_of_metrics_keeps_strangers_off() {
+    besiege("the listener of metrics", || {
+        let dir = Dir::new("strangers");
+        let addr = format!("127.0.0.1:{}", free_port());
+        let runs = perf(&dir, &addr);
+        until("the listener", || scrape(&addr).is_some());
+        let (secret, service, process) = (Secret::PUBLIC, Service::Perf, runs[0].0.id());
+        let door = Door { addr: addr.parse().unwrap(), secret, service, process };
+        let visit = move || {
+            // A flood may take a scraper's place, and scrapers call again.
+            until("an answer", || scrape(&addr).is_some_and(|text| text.ends_with("# EOF\n")));
+            thread::sleep(Duration::from_millis(1));
+            (dir, runs)
+        };
+        (door, visit)
+    });
+}

@@ -1,0 +1,50 @@
+//! Metrics for Prometheus (`INVAR_METRICS`): the numbers of all connections of a user's processes.
+//!
+//! The numbers come from the files of the flight recorder, so a process at a place serves for all processes
+//! of its user, and the data path does not know of it.
+
+mod encode;
+mod table;
+
+use std::path::Path;
+use std::sync::Once;
+use std::thread;
+
+use invar_core::param::MetricsPlace;
+use invar_linux::recorder::{self, Recorded};
+use invar_linux::scrape::{Place, show};
+
+pub(crate) use encode::encode;
+
+/// Where metrics are shown, as the settings have it.
+#[derive(Clone, Debug)]
+pub(crate) struct Shown(Place);
+
+impl From<MetricsPlace<'_>> for Shown {
+    fn from(place: MetricsPlace<'_>) -> Self {
+        Shown(match place {
+            MetricsPlace::Tcp(addr) => Place::Tcp(addr),
+            MetricsPlace::Unix(path) => Place::Unix(path.into()),
+            MetricsPlace::File(path) => Place::File(path.into()),
+        })
+    }
+}
+
+/// Shows metrics from now on. Only the first call of a process has an effect.
+pub(crate) fn start(Shown(place): &Shown) {
+    static STARTED: Once = Once::new();
+    let place = place.clone();
+    STARTED.call_once(|| {
+        let show = move || show(&place, || encode(living(&recorder::directory())));
+        let started = thread::Builder::new().name("invar-metrics".to_owned()).spawn(show);
+        if let Err(error) = started {
+            log::warn!("no metrics: no thread for them: {error}");
+        }
+    });
+}
+
+/// Reads the recorders of all living processes in a directory.
+fn living(dir: &Path) -> Vec<Recorded> {
+    let all = recorder::files_in(dir).into_iter().filter_map(|path| recorder::read(&path).ok());
+    all.filter(|recorded| recorded.is_alive).collect()
+}

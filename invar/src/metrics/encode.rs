@@ -1,0 +1,143 @@
+//! Encodes the numbers of the recorders as OpenMetrics text.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use invar_core::metrics::Histogram;
+use invar_core::recorder::{EventKind, Record};
+use invar_core::stall::Role;
+use invar_linux::recorder::Recorded;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::text;
+use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::registry::{Registry, Unit};
+
+use super::table::{Metric, OF_CONNECTIONS, OF_DEVICES, Value};
+
+type Labels = Vec<(&'static str, String)>;
+
+/// The records of some processes.
+#[derive(Debug)]
+struct Processes(Vec<Recorded>);
+
+/// Encodes the numbers of processes.
+pub(crate) fn encode(processes: Vec<Recorded>) -> String {
+    let mut registry = Registry::with_prefix("invar");
+    registry.register_collector(Box::new(Processes(processes)));
+    let mut out = String::new();
+    // Writing to a string does not fail.
+    let _ = text::encode(&mut out, &registry);
+    out
+}
+
+impl Collector for Processes {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let (connections, devices) = (self.connections(), self.devices());
+        for metric in OF_CONNECTIONS {
+            encode_metric(&mut encoder, metric, &connections)?;
+        }
+        for metric in OF_DEVICES {
+            encode_metric(&mut encoder, metric, &devices)?;
+        }
+        Ok(())
+    }
+}
+
+impl Processes {
+    /// The open connections of all processes.
+    fn connections(&self) -> Vec<(Labels, Record)> {
+        let mut all = Vec::new();
+        for Recorded { header, records, .. } in &self.0 {
+            for (number, record) in records.iter().filter(|(_, record)| is_open(record)) {
+                let labels = vec![
+                    ("pid", header.process.pid.to_string()),
+                    ("connection", number.to_string()),
+                    ("role", role(record).to_owned()),
+                    ("device", record.device.as_str().to_owned()),
+                    ("peer", record.peer.as_str().to_owned()),
+                ];
+                all.push((labels, record.clone()));
+            }
+        }
+        all
+    }
+
+    /// The devices of all processes, each as the record that has looked at the device's counters last.
+    fn devices(&self) -> Vec<(Labels, Record)> {
+        let mut all = BTreeMap::<(u32, &str), &Record>::new();
+        for Recorded { header, records, .. } in &self.0 {
+            for (_, record) in records.iter().filter(|(_, record)| !record.device.is_empty()) {
+                let of = (header.process.pid, record.device.as_str());
+                let best = all.entry(of).or_insert(record);
+                if best.nic.sent_packets < record.nic.sent_packets {
+                    *best = record;
+                }
+            }
+        }
+        let labels = |(pid, device): (u32, &str)| {
+            vec![("pid", pid.to_string()), ("device", device.to_owned())]
+        };
+        all.into_iter().map(|(of, record)| (labels(of), record.clone())).collect()
+    }
+}
+
+/// Whether a connection is open.
+fn is_open(record: &Record) -> bool {
+    record.events.back().is_none_or(|event| event.kind != EventKind::Closed)
+}
+
+fn role(record: &Record) -> &'static str {
+    match record.role {
+        Role::Sender => "sender",
+        Role::Receiver => "receiver",
+    }
+}
+
+fn encode_metric(
+    encoder: &mut DescriptorEncoder<'_>,
+    metric: &Metric<Record>,
+    subjects: &[(Labels, Record)],
+) -> fmt::Result {
+    let values: Vec<_> = subjects.iter().map(|(of, record)| (of, (metric.value)(record))).collect();
+    let Some(kind) = values.iter().find_map(|(_, value)| kind(value)) else { return Ok(()) };
+    let unit = match metric.unit {
+        "bytes" => Some(Unit::Bytes),
+        "seconds" => Some(Unit::Seconds),
+        _ => None,
+    };
+    let mut family = encoder.encode_descriptor(metric.name, metric.help, unit.as_ref(), kind)?;
+    for (labels, value) in values.iter().filter(|(_, value)| !matches!(value, Value::None)) {
+        encode_value(family.encode_family(*labels)?, value)?;
+    }
+    Ok(())
+}
+
+fn kind(value: &Value) -> Option<MetricType> {
+    match value {
+        Value::None => None,
+        Value::Count(_) | Value::TimeNs(_) => Some(MetricType::Counter),
+        Value::Gauge(_) => Some(MetricType::Gauge),
+        Value::Times(_) => Some(MetricType::Histogram),
+    }
+}
+
+fn encode_value(mut to: MetricEncoder<'_>, value: &Value) -> fmt::Result {
+    match value {
+        Value::None => Ok(()),
+        Value::Count(count) => to.encode_counter::<NoLabelSet, _, u64>(count, None),
+        Value::TimeNs(ns) => to.encode_counter::<NoLabelSet, _, u64>(&Value::seconds(*ns), None),
+        Value::Gauge(gauge) => to.encode_gauge(gauge),
+        Value::Times(times) => {
+            // The last bucket has no bound.
+            let bound = |at| Histogram::bound_ns(at).map_or(f64::INFINITY, Value::seconds);
+            let buckets: Vec<_> =
+                times.counts.iter().enumerate().map(|(at, count)| (bound(at), *count)).collect();
+            let sum = Value::seconds(times.sum_ns);
+            to.encode_histogram::<NoLabelSet>(sum, times.count(), &buckets, None)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,111 @@
+use std::collections::BTreeSet;
+use std::fs;
+
+use invar_core::metrics::EndNumbers;
+use invar_core::nic::NicCounters;
+use invar_core::recorder::Header;
+use invar_core::stall::{EndView, Process, Wait};
+
+use super::*;
+
+fn record(role: Role, peer: &str) -> Record {
+    let view = EndView {
+        process: Process::new(7, "a"),
+        is_waiting: true,
+        moves_in_calls: false,
+        is_recovering: false,
+        begun: 9,
+        done: 7,
+        seen: 0,
+        seen_tag: 0,
+        lacking: 0,
+        untested: 2,
+        still_ms: 1500,
+        call_ms: 0,
+        wait: Wait::None,
+    };
+    let mut record = Record::new(role, 1, "both ends", view, 5);
+    record.name("soft0", peer);
+    record.numbers = EndNumbers { bytes: 4096, recoveries: 1, stalls: 3, ..EndNumbers::default() };
+    record.numbers.receive_wait_ns = 2_500_000_000;
+    record.numbers.latency.add(2_500);
+    record.nic =
+        NicCounters { sent_bytes: 5000, sent_packets: 2, rnr: 4, ..NicCounters::default() };
+    record
+}
+
+fn process(pid: u32, records: Vec<Record>) -> Recorded {
+    let header = Header { process: Process::new(pid, "a"), unix_offset_ns: 0 };
+    let records = records.into_iter().enumerate().collect();
+    Recorded { header, is_alive: true, records, damaged: 0 }
+}
+
+#[test]
+fn each_open_connection_and_each_device_has_its_numbers() {
+    let mut closed = record(Role::Sender, "10.0.0.3");
+    closed.closed(6);
+    closed.nic.sent_bytes = 6000;
+    closed.nic.sent_packets = 3;
+    let records = vec![record(Role::Sender, "10.0.0.2"), record(Role::Receiver, "a\"b"), closed];
+    let text = encode(vec![process(7, records)]);
+    let sender = r#"{pid="7",connection="0",role="sender",device="soft0",peer="10.0.0.2"}"#;
+    let receiver = r#"{pid="7",connection="1",role="receiver",device="soft0",peer="a\"b"}"#;
+    for line in [
+        "# TYPE invar_sent_bytes counter".to_owned(),
+        "# UNIT invar_sent_bytes bytes".to_owned(),
+        format!("invar_sent_bytes_total{sender} 4096"),
+        format!("invar_received_bytes_total{receiver} 4096"),
+        format!("invar_sent_messages_total{sender} 7"),
+        format!("invar_pending_messages{sender} 2.0"),
+        format!("invar_receive_wait_seconds_total{sender} 2.5"),
+        format!("invar_still_seconds{receiver} 1.5"),
+        format!("invar_stalls_total{sender} 3"),
+        format!("invar_send_latency_seconds_count{sender} 1"),
+        // A device keeps the numbers of connections that are closed.
+        r#"invar_device_sent_bytes_total{pid="7",device="soft0"} 6000"#.to_owned(),
+        r#"invar_device_rnr_total{pid="7",device="soft0"} 4"#.to_owned(),
+        "# EOF".to_owned(),
+    ] {
+        assert!(text.lines().any(|of| of == line), "no {line} in\n{text}");
+    }
+    assert!(!text.contains("10.0.0.3"), "{text}");
+    assert!(text.contains(r#"le="+Inf",pid="7""#) || text.contains(r#"le="+Inf""#), "{text}");
+    let bytes_of = |name: &str| text.lines().filter(|line| line.starts_with(name)).count();
+    assert_eq!(
+        (bytes_of("invar_sent_bytes_total"), bytes_of("invar_received_bytes_total")),
+        (1, 1)
+    );
+}
+
+#[test]
+fn without_connections_there_is_an_empty_text() {
+    assert_eq!(encode(Vec::new()), "# EOF\n");
+}
+
+#[test]
+fn the_manual_lists_exactly_the_metrics_that_there_are() {
+    let records = vec![record(Role::Sender, "p"), record(Role::Receiver, "p")];
+    let text = encode(vec![process(7, records)]);
+    let line = |line: &str| {
+        let (name, kind) = line.strip_prefix("# TYPE ")?.split_once(' ')?;
+        let total = if kind == "counter" { "_total" } else { "" };
+        Some((format!("{name}{total}"), kind.to_owned()))
+    };
+    let help = |name: &str| {
+        let name = name.trim_end_matches("_total");
+        let start = format!("# HELP {name} ");
+        let help = text.lines().find_map(|line| line.strip_prefix(&start)).unwrap_or_default();
+        help.trim_end_matches('.').to_owned()
+    };
+    let rows: BTreeSet<String> = text
+        .lines()
+        .filter_map(line)
+        .map(|(name, kind)| format!("| `{name}` | {kind} | {} |", help(&name)))
+        .collect();
+    let manual = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/metrics.md");
+    let manual = fs::read_to_string(manual).unwrap();
+    let listed: BTreeSet<String> =
+        manual.lines().filter(|line| line.starts_with("| `invar_")).map(str::to_owned).collect();
+    let rows_text = rows.iter().cloned().collect::<Vec<_>>().join("\n");
+    assert_eq!(listed, rows, "docs/metrics.md should have these rows:\n{rows_text}\n");
+}

@@ -1,0 +1,354 @@
+//! Shows a text to scrapers: over HTTP at a loopback port, over HTTP at a socket of the user, or in a file.
+//!
+//! A listener takes few callers at once and drops each that is not done in time. Callers that are silent, slow
+//! or many can keep others out for a moment, and cost no more than that.
+
+use std::fs::{self, File, Permissions};
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+/// The most callers at once. A further caller takes the place of the oldest.
+const CALLERS_MAX: usize = 16;
+/// The longest request.
+const REQUEST_BYTES_MAX: usize = 4096;
+/// A caller that is not done within this time is dropped.
+const CALL_MAX: Duration = Duration::from_secs(2);
+/// A text is made anew at most this often.
+const FRESH: Duration = Duration::from_millis(200);
+/// Time between two tries to listen, and between two writes of a file.
+const EVERY: Duration = Duration::from_secs(2);
+
+/// Where scrapers find the text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// `GET /metrics` at this address, which is a loopback address.
+    Tcp(SocketAddr),
+    /// `GET /metrics` at this Unix socket, for this user and for root.
+    Unix(PathBuf),
+    /// This file, which is replaced as a whole.
+    File(PathBuf),
+}
+
+enum Listener {
+    Tcp(TcpListener),
+    Unix(UnixListener),
+}
+
+enum Caller {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+/// A caller, and how far it is.
+struct Call {
+    caller: Caller,
+    since: Instant,
+    request: Vec<u8>,
+    answer: Vec<u8>,
+    sent: usize,
+}
+
+/// The text, and when it was made.
+struct Text<R> {
+    render: R,
+    made: Option<(Instant, String)>,
+}
+
+/// Shows the text of `render` for ever. Only one process can listen at a place; others wait until it ends.
+pub fn show(place: &Place, render: impl FnMut() -> String) -> ! {
+    let mut text = Text { render, made: None };
+    let mut told = None;
+    loop {
+        let shown = match place {
+            Place::File(path) => replace(path, text.get()),
+            Place::Tcp(_) | Place::Unix(_) => listen(place).and_then(|at| serve(&at, &mut text)),
+        };
+        match shown {
+            Err(error) if told != Some(error.kind()) => {
+                told = Some(error.kind());
+                match error.kind() {
+                    ErrorKind::AddrInUse => log::info!(
+                        "metrics at {place}: another process shows them, for all processes of its user"
+                    ),
+                    _ => log::warn!("no metrics at {place}: {error}"),
+                }
+            }
+            Err(_) => {}
+            Ok(()) => told = None,
+        }
+        thread::sleep(EVERY);
+    }
+}
+
+impl std::fmt::Display for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Place::Tcp(addr) => write!(f, "{addr}"),
+            Place::Unix(path) => write!(f, "unix:{}", path.display()),
+            Place::File(path) => write!(f, "file:{}", path.display()),
+        }
+    }
+}
+
+impl<R: FnMut() -> String> Text<R> {
+    fn get(&mut self) -> &str {
+        let made = self.made.take().filter(|(at, _)| at.elapsed() < FRESH);
+        &self.made.insert(made.unwrap_or_else(|| (Instant::now(), (self.render)()))).1
+    }
+}
+
+/// Replaces a file as a whole, so that no reader finds a part.
+fn replace(path: &Path, text: &str) -> io::Result<()> {
+    let mut new = path.as_os_str().to_owned();
+    new.push(format!(".{}", std::process::id()));
+    let new = PathBuf::from(new);
+    let write = || {
+        let mut file = File::create(&new)?;
+        file.write_all(text.as_bytes())?;
+        fs::rename(&new, path)
+    };
+    write().inspect_err(|_| _ = fs::remove_file(&new))
+}
+
+fn listen(place: &Place) -> io::Result<Listener> {
+    match place {
+        Place::Tcp(addr) if addr.ip().is_loopback() => {
+            let listener = TcpListener::bind(addr)?;
+            listener.set_nonblocking(true)?;
+            Ok(Listener::Tcp(listener))
+        }
+        Place::Unix(path) => {
+            let listener = match UnixListener::bind(path) {
+                Err(error) if error.kind() == ErrorKind::AddrInUse && is_left_over(path) => {
+                    fs::remove_file(path)?;
+                    UnixListener::bind(path)
+                }
+                bound => bound,
+            }?;
+            fs::set_permissions(path, Permissions::from_mode(0o600))?;
+            listener.set_nonblocking(true)?;
+            Ok(Listener::Unix(listener))
+        }
+        _ => Err(io::Error::new(ErrorKind::InvalidInput, "not a loopback address")),
+    }
+}
+
+/// Whether a socket is there at which nobody listens any more.
+fn is_left_over(path: &Path) -> bool {
+    let is_socket = fs::symlink_metadata(path).is_ok_and(|of| of.file_type().is_socket());
+    let refused = |error: io::Error| error.kind() == ErrorKind::ConnectionRefused;
+    is_socket && UnixStream::connect(path).is_err_and(refused)
+}
+
+/// Answers callers until the listener fails.
+fn serve(listener: &Listener, text: &mut Text<impl FnMut() -> String>) -> io::Result<()> {
+    let mut calls: Vec<Call> = Vec::new();
+    loop {
+        wait(listener, &calls)?;
+        // A flood of callers must not keep those from their answers that are there.
+        for _ in 0..CALLERS_MAX {
+            let Some(caller) = listener.accept()? else { break };
+            if calls.len() == CALLERS_MAX {
+                calls.remove(0);
+            }
+            calls.push(Call::new(caller));
+        }
+        calls.retain_mut(|call| call.since.elapsed() < CALL_MAX && call.go_on(text));
+    }
+}
+
+/// Waits until a caller comes or can go on, or until the next one is to be dropped.
+fn wait(listener: &Listener, calls: &[Call]) -> io::Result<()> {
+    let interest = |call: &Call| match call.answer.is_empty() {
+        true => PollFlags::IN,
+        false => PollFlags::OUT,
+    };
+    let mut fds = vec![PollFd::from_borrowed_fd(listener.as_fd(), PollFlags::IN)];
+    let of_calls = calls.iter().map(|call| PollFd::from_borrowed_fd(call.as_fd(), interest(call)));
+    fds.extend(of_calls);
+    let left = calls.first().map(|call| CALL_MAX.saturating_sub(call.since.elapsed()));
+    let left = left.map(|left| Timespec {
+        tv_sec: left.as_secs() as i64,
+        tv_nsec: i64::from(left.subsec_nanos()) as _,
+    });
+    match poll(&mut fds, left.as_ref()) {
+        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+impl Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Listener::Tcp(listener) => listener.as_fd(),
+            Listener::Unix(listener) => listener.as_fd(),
+        }
+    }
+
+    /// Takes a caller, if there is one that may call.
+    fn accept(&self) -> io::Result<Option<Caller>> {
+        let caller = match self {
+            Listener::Tcp(listener) => listener.accept().and_then(|(caller, _)| {
+                caller.set_nonblocking(true)?;
+                Ok(Some(Caller::Tcp(caller)))
+            }),
+            Listener::Unix(listener) => listener.accept().and_then(|(caller, _)| {
+                caller.set_nonblocking(true)?;
+                let of = rustix::net::sockopt::socket_peercred(&caller)?;
+                let is_ours = of.uid.is_root() || of.uid == rustix::process::geteuid();
+                Ok(is_ours.then_some(Caller::Unix(caller)))
+            }),
+        };
+        match caller {
+            Err(error) => match error.kind() {
+                ErrorKind::WouldBlock | ErrorKind::Interrupted | ErrorKind::ConnectionAborted => {
+                    Ok(None)
+                }
+                _ => Err(error),
+            },
+            caller => caller,
+        }
+    }
+}
+
+impl Call {
+    fn new(caller: Caller) -> Self {
+        let (request, answer) = (Vec::new(), Vec::new());
+        Call { caller, since: Instant::now(), request, answer, sent: 0 }
+    }
+
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match &self.caller {
+            Caller::Tcp(caller) => caller.as_fd(),
+            Caller::Unix(caller) => caller.as_fd(),
+        }
+    }
+
+    /// Reads and writes what is possible. Returns whether the caller is to stay.
+    fn go_on(&mut self, text: &mut Text<impl FnMut() -> String>) -> bool {
+        let Call { caller, request, answer, sent, .. } = self;
+        let stream: &mut dyn ReadWrite = match caller {
+            Caller::Tcp(caller) => caller,
+            Caller::Unix(caller) => caller,
+        };
+        let would_block = |error: &io::Error| {
+            matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
+        };
+        if answer.is_empty() {
+            let mut bytes = [0; REQUEST_BYTES_MAX];
+            match stream.read(&mut bytes[request.len()..]) {
+                Ok(0) => return false,
+                Ok(len) => request.extend(&bytes[request.len()..][..len]),
+                Err(error) => return would_block(&error),
+            }
+            let is_whole = request.windows(4).any(|four| four == b"\r\n\r\n");
+            if !is_whole && request.len() < REQUEST_BYTES_MAX {
+                return true;
+            }
+            *answer = answer_to(request, text);
+        }
+        match stream.write(&answer[*sent..]) {
+            Ok(len) => {
+                *sent += len;
+                len > 0 && *sent < answer.len()
+            }
+            Err(error) => would_block(&error),
+        }
+    }
+}
+
+trait ReadWrite: Read + Write {}
+impl<T: Read + Write> ReadWrite for T {}
+
+fn answer_to(request: &[u8], text: &mut Text<impl FnMut() -> String>) -> Vec<u8> {
+    const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    let line = request.split(|byte| *byte == b'\r').next().unwrap_or_default();
+    let mut words = line.split(|byte| *byte == b' ');
+    let plain = "text/plain";
+    let (status, kind, body) = match (words.next(), words.next(), words.next()) {
+        (Some(b"GET"), Some(b"/metrics"), Some(b"HTTP/1.0" | b"HTTP/1.1")) => {
+            ("200 OK", OPEN_METRICS, text.get())
+        }
+        (Some(b"GET"), Some(_), Some(b"HTTP/1.0" | b"HTTP/1.1")) => {
+            ("404 Not Found", plain, "metrics are at /metrics\n")
+        }
+        _ => ("400 Bad Request", plain, "only GET /metrics\n"),
+    };
+    let len = body.len();
+    let head = format!(
+        "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len}\r\nConnection: close\r\n\r\n"
+    );
+    [head.as_bytes(), body.as_bytes()].concat()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Shutdown;
+
+    use super::*;
+
+    fn answer(request: &[u8]) -> String {
+        let mut text = Text { render: || "# EOF\n".to_owned(), made: None };
+        String::from_utf8(answer_to(request, &mut text)).unwrap()
+    }
+
+    #[test]
+    fn only_a_get_of_metrics_is_answered_with_metrics() {
+        let ok = answer(b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n");
+        assert!(ok.starts_with("HTTP/1.1 200 ") && ok.ends_with("\r\n\r\n# EOF\n"), "{ok}");
+        assert!(answer(b"GET / HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 404 "));
+        assert!(answer(b"POST /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 400 "));
+        assert!(answer(&[0x47; REQUEST_BYTES_MAX]).starts_with("HTTP/1.1 400 "));
+    }
+
+    #[test]
+    fn a_socket_that_a_dead_process_left_is_taken_over_and_a_living_one_is_not() {
+        let path = std::env::temp_dir().join(format!("scrape-{}.sock", std::process::id()));
+        let _ = fs::remove_file(&path);
+        drop(UnixListener::bind(&path).unwrap());
+        let place = Place::Unix(path.clone());
+        let listener = listen(&place).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(listen(&place).err().map(|error| error.kind()), Some(ErrorKind::AddrInUse));
+        drop(listener);
+        fs::write(&path, "").unwrap_err();
+        fs::remove_file(&path).unwrap();
+        fs::write(&path, "kept").unwrap();
+        assert!(listen(&place).is_err());
+        assert_eq!(fs::read_to_string(&path).unwrap(), "kept");
+        fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn an_address_that_others_reach_is_refused() {
+        let place = Place::Tcp("0.0.0.0:0".parse().unwrap());
+        assert_eq!(listen(&place).err().map(|error| error.kind()), Some(ErrorKind::InvalidInput));
+    }
+
+    #[test]
+    fn a_caller_that_closes_early_or_sends_nothing_keeps_nobody_out() {
+        let listener = listen(&Place::Tcp("127.0.0.1:0".parse().unwrap())).unwrap();
+        let Listener::Tcp(tcp) = &listener else { unreachable!() };
+        let addr = tcp.local_addr().unwrap();
+        thread::spawn(move || {
+            let mut text = Text { render: || "a".repeat(1 << 20), made: None };
+            serve(&listener, &mut text)
+        });
+        let silent: Vec<_> = (0..40).map(|_| TcpStream::connect(addr).unwrap()).collect();
+        silent[39].shutdown(Shutdown::Both).unwrap();
+        let mut caller = TcpStream::connect(addr).unwrap();
+        caller.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        caller.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").unwrap();
+        let mut all = String::new();
+        caller.read_to_string(&mut all).unwrap();
+        assert!(all.ends_with(&"a".repeat(1 << 20)), "{} bytes", all.len());
+    }
+}
