@@ -28,7 +28,6 @@ mod size;
 mod top;
 mod trace;
 
-use std::env;
 use std::net::SocketAddr;
 use std::process::ExitCode;
 
@@ -123,9 +122,9 @@ fn settings_for(is_child: bool) -> Result<Settings, Failure> {
     let remarks = settings.take_remarks();
     // The command reports its own failure. The log would repeat that, so there is a log only on request.
     // But while the command stands still, only the log can say why.
-    match env::var_os("INVAR_LOG") {
-        Some(_) => logger::init(settings.log_level()),
-        None => logger::init_stalls(),
+    match settings.asks_for_log() {
+        true => logger::init(settings.log_filter(), settings.log_format()),
+        false => logger::init_stalls(settings.log_format()),
     }
     if settings.log_level() >= LogLevel::Warn && !is_child {
         remarks.iter().for_each(|remark| tell(format_args!("warning: {remark}")));

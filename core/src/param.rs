@@ -15,6 +15,7 @@
 mod choice;
 mod metrics;
 mod nccl;
+mod nccl_debug;
 mod ports;
 mod subnet;
 mod value;
@@ -22,9 +23,10 @@ mod value;
 #[cfg(test)]
 mod tests;
 
-pub use choice::{AddressFamily, LogLevel, TransportChoice, Wire};
+pub use choice::{AddressFamily, LogFormat, LogLevel, TransportChoice, Wire};
 pub use metrics::MetricsPlace;
 pub use nccl::NCCL_ONLY;
+pub use nccl_debug::NcclDebug;
 pub use ports::PortRange;
 pub use subnet::Subnet;
 pub use value::Allowed;
@@ -312,8 +314,16 @@ params! {
     /// runs over all ports of its device, its rails, and goes on while one of them works. The peer's rails
     /// are matched in the same order. Empty joins none.
     INVAR_RAILS => rails: Option<&'a str> = "", Allowed::Name;
-    /// The most detailed level of messages that are logged; the plugin follows NCCL_DEBUG instead.
-    INVAR_LOG => log: LogLevel = "warn", LogLevel::ALLOWED, readers: Library;
+    /// The most detailed level of messages that are logged. Empty follows NCCL_DEBUG; without both it is
+    /// warn. In the plugin NCCL_DEBUG counts.
+    INVAR_LOG => log: Option<LogLevel> = "", LogLevel::ALLOWED, readers: Library;
+    /// The format of the log's lines: text, or a JSON object each.
+    INVAR_LOG_FORMAT => log_format: LogFormat = "text", LogFormat::ALLOWED, readers: Library;
+    /// The most detailed level of messages that are logged, in any case of letters.
+    NCCL_DEBUG => nccl_debug: Option<NcclDebug> = "", NcclDebug::ALLOWED;
+    /// The subsystems whose messages below warnings are logged: `INIT,NET`, or `^COLL` for all but these.
+    /// Empty logs all.
+    NCCL_DEBUG_SUBSYS => nccl_debug_subsys: Option<&'a str> = "", Allowed::Names;
 }
 
 impl Default for Params<'_> {

@@ -130,7 +130,8 @@ pub use invar_core::error::{Ends, Error as ConnectionError, ErrorKind};
 pub use invar_core::nic;
 pub use invar_core::nic::{Gid, LinkLayer, Mtu};
 pub use invar_core::param::{
-    AddressFamily, Allowed, LogLevel, ParamInfo, PortRange, Readers, Subnet, TransportChoice,
+    AddressFamily, Allowed, LogFormat, LogLevel, ParamInfo, PortRange, Readers, Subnet,
+    TransportChoice,
 };
 pub use invar_core::rendezvous::{UniqueId, UniqueIdError};
 pub use invar_linux::rendezvous::secret_of;
@@ -139,4 +140,6 @@ pub use memory::MemoryRegion;
 pub use recv::{Flush, Received, RecvComm};
 pub use request::Request;
 pub use send::SendComm;
-pub use settings::{InForce, RelaxedOrdering, RoceVersion, Settings, Source};
+pub use settings::{
+    InForce, LogFilter, RelaxedOrdering, RoceVersion, Settings, Source, log_subsystem,
+};

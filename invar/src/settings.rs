@@ -6,6 +6,7 @@
 
 mod effect;
 mod gpu;
+mod log_filter;
 mod remarks;
 mod set;
 mod unknown;
@@ -16,7 +17,8 @@ use std::time::Duration;
 
 use invar_core::conn;
 use invar_core::param::{
-    AddressFamily, Allowed, LogLevel, ParamInfo, Params, PortRange, TABLE, TransportChoice, Wire,
+    AddressFamily, Allowed, LogFormat, LogLevel, NcclDebug, ParamInfo, Params, PortRange, TABLE,
+    TransportChoice, Wire,
 };
 use invar_core::stall::{Process, StallSettings};
 use invar_linux::env::hostname;
@@ -26,6 +28,7 @@ use crate::Error;
 use crate::error::Kind;
 use crate::metrics;
 pub(crate) use gpu::{GpuRules, StagingSize};
+pub use log_filter::{LogFilter, log_subsystem};
 pub use set::{RelaxedOrdering, RoceVersion};
 
 /// The settings of connections. The environment gives the values; the program may override them.
@@ -54,6 +57,9 @@ pub struct Settings {
     ar_threshold_bytes: u32,
     transport: TransportChoice,
     log_level: LogLevel,
+    log_format: LogFormat,
+    /// Value of `NCCL_DEBUG_SUBSYS`.
+    log_subsystems: String,
     pub(crate) rdma: RdmaRules,
     pub(crate) gpu: GpuRules,
     pub(crate) links: LinkRules,
@@ -262,7 +268,12 @@ impl Settings {
             adaptive_routing: params.ib_adaptive_routing,
             ar_threshold_bytes: u32::try_from(params.ib_ar_threshold).unwrap_or(u32::MAX),
             transport: params.transport,
-            log_level: params.log,
+            log_level: params
+                .log
+                .or(params.nccl_debug.map(|NcclDebug(level)| level))
+                .unwrap_or(LogLevel::Warn),
+            log_format: params.log_format,
+            log_subsystems: params.nccl_debug_subsys.unwrap_or_default().to_owned(),
             rdma: RdmaRules {
                 disabled: params.ib_disable,
                 hca,

@@ -9,6 +9,7 @@ mod exports;
 mod gone;
 mod launched;
 mod local;
+mod logs;
 mod metrics;
 mod namespaces;
 mod ops;

@@ -94,6 +94,7 @@ impl<N: Nic, S: Stream> Attempt<N, S> {
 
     pub(super) fn advance(&mut self, to: Stage) {
         debug_assert!(self.stage.next(self.side).contains(&to), "{} to {to}", self.stage);
+        debug!("{}: the handshake goes from {} to {to}", self.side, self.stage);
         self.stage = to;
     }
 
@@ -137,6 +138,7 @@ impl<N: Nic, S: Stream> Attempt<N, S> {
     /// Takes the parts of the comm. If `lazy` is set, the comm finishes the exchange.
     pub(super) fn finish(&mut self, lazy: bool) -> Result<Parts<N, S>, Error> {
         self.advance(Stage::Connected);
+        info!("{}: connected: {}", self.side, self.ends);
         Ok(Parts {
             verbs: self.verbs.take().ok_or(GONE)?,
             stream: self.stream.take().ok_or(GONE)?,

@@ -98,6 +98,16 @@ choice! {
     }
 }
 
+choice! {
+    /// How a line of the log looks.
+    LogFormat {
+        /// A sentence.
+        Text = "text",
+        /// A JSON object.
+        Json = "json",
+    }
+}
+
 /// How far apart GPU and NIC may be. NCCL has numbers for the levels too, from when it had no names.
 pub(super) const GDR_LEVELS: Allowed =
     Allowed::OneOf(&["LOC", "PIX", "PXB", "PHB", "SYS", "0", "1", "2", "3", "4", "5"]);

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use invar_core::error::Ends;
 use invar_core::metrics::EndNumbers;
 use invar_core::nic::NicCounters;
-use invar_core::recorder::Record;
+use invar_core::recorder::{Event, Record};
 use invar_core::stall::{EndView, Role, Verdict};
 use invar_linux::clock::now_ns;
 use invar_linux::recorder::{RecorderFile, directory};
@@ -77,6 +77,9 @@ impl Recording {
             has_changed = true;
         }
         *told = *verdict;
+        if has_changed {
+            trace(record);
+        }
         if has_changed || now_ns.saturating_sub(*written_ns) >= WRITE_EVERY_NS {
             *written_ns = now_ns;
             write(file, *place, record);
@@ -89,6 +92,7 @@ impl Drop for Recording {
         let open = self.0.get_mut().unwrap_or_else(PoisonError::into_inner);
         if let Some(Open { record, place, file, .. }) = open {
             record.closed(now_ns());
+            trace(record);
             write(file, *place, record);
             lock(file).give_back(*place);
         }
@@ -105,6 +109,7 @@ impl Open {
         record.name(&ends.device, &peer);
         (record.numbers, record.nic) = (*numbers, nic.unwrap_or_default());
         write(&file, place, &record);
+        trace(&record);
         let (written_ns, counted_ns) = (now_ns, now_ns);
         Some(Open { record, verdict: *verdict, written_ns, counted_ns, place, file })
     }
@@ -134,6 +139,14 @@ fn file_of_process(view: &EndView) -> Option<Arc<Mutex<RecorderFile>>> {
             );
             None
         }
+    }
+}
+
+/// Logs the last event of a record.
+fn trace(record: &Record) {
+    if let Some(Event { kind, begun, done, untested, .. }) = record.events.back() {
+        let (ends, what) = (&record.ends, kind.name());
+        log::trace!("{ends}: {what}: {begun} begun, {done} done, {untested} untested");
     }
 }
 

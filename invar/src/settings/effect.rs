@@ -5,10 +5,11 @@ use std::time::Duration;
 use invar_core::conn;
 use invar_core::device::NameFilter;
 use invar_core::nic::LinkLayer;
-use invar_core::param::{LogLevel, PortRange, TransportChoice};
+use invar_core::param::{LogFormat, LogLevel, PortRange, TransportChoice};
 use invar_linux::interface::{self, Found, Interface, Rules};
 use invar_linux::tcp::Congestion;
 
+use super::log_filter::LogFilter;
 use super::{Settings, remarks};
 use crate::Error;
 use crate::device_info::{DeviceInfo, DeviceKind, ROCE_UDP_PORT};
@@ -16,10 +17,26 @@ use crate::error::Kind;
 use crate::metrics;
 
 impl Settings {
-    /// Returns the most detailed level of messages to log (`INVAR_LOG`). The library logs through the
-    /// `log` crate; the program prints the messages.
+    /// Returns the most detailed level of messages to log (`INVAR_LOG`, or else `NCCL_DEBUG`). The library
+    /// logs through the `log` crate; the program prints the messages.
     pub fn log_level(&self) -> LogLevel {
         self.log_level
+    }
+
+    /// Returns the messages to log (`INVAR_LOG`, `NCCL_DEBUG`, `NCCL_DEBUG_SUBSYS`), for the program's logger.
+    pub fn log_filter(&self) -> LogFilter {
+        LogFilter::new(self.log_level, &self.log_subsystems)
+    }
+
+    /// Returns how a line of the log is to look (`INVAR_LOG_FORMAT`).
+    pub fn log_format(&self) -> LogFormat {
+        self.log_format
+    }
+
+    /// Whether the user has asked for a log.
+    pub fn asks_for_log(&self) -> bool {
+        let is_set = |name| self.set.get(name).is_some_and(|(text, _)| !text.is_empty());
+        is_set("INVAR_LOG") || is_set("NCCL_DEBUG")
     }
 
     /// Returns the signal on which ranks and proxies print their state (`NCCL_PROXY_DUMP_SIGNAL`).

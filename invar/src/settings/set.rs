@@ -7,7 +7,9 @@ use std::time::Duration;
 use invar_core::auth::Secret;
 use invar_core::conn::{self, PacketAuth};
 use invar_core::device::PciDistance;
-use invar_core::param::{AddressFamily, LogLevel, PortRange, Subnet, TransportChoice, Wire};
+use invar_core::param::{
+    AddressFamily, LogFormat, LogLevel, PortRange, Subnet, TransportChoice, Wire,
+};
 
 use super::{Settings, remarks};
 
@@ -388,6 +390,27 @@ impl Settings {
     pub fn key(mut self, key: Secret) -> Self {
         self.conn.key = Some(key);
         self
+    }
+
+    /// Sets how a line of the log looks (`INVAR_LOG_FORMAT`), for a program that follows
+    /// [`Settings::log_format`].
+    #[must_use]
+    pub fn log_as(self, format: LogFormat) -> Self {
+        self.with("INVAR_LOG_FORMAT", format.as_str())
+    }
+
+    /// Sets the level of the log in NCCL's words (`NCCL_DEBUG`): VERSION, WARN, INFO, ABORT or TRACE.
+    /// [`Settings::log_up_to`] wins over it.
+    #[must_use]
+    pub fn nccl_debug(self, word: &str) -> Self {
+        self.with("NCCL_DEBUG", word)
+    }
+
+    /// Sets NCCL's subsystems whose messages are logged (`NCCL_DEBUG_SUBSYS`), for a program that follows
+    /// [`Settings::log_filter`].
+    #[must_use]
+    pub fn nccl_debug_subsystems(self, list: &str) -> Self {
+        self.with("NCCL_DEBUG_SUBSYS", list)
     }
 
     /// Sets the most detailed level of messages to log (`INVAR_LOG`), for a program that asks

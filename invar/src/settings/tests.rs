@@ -126,6 +126,9 @@ fn each_method() -> Vec<(Settings, &'static str, &'static str)> {
         (new().use_transport(TransportChoice::Soft), "INVAR_TRANSPORT", "soft"),
         (new().rails("a+b,c+d"), "INVAR_RAILS", "a+b,c+d"),
         (new().log_up_to(LogLevel::Trace), "INVAR_LOG", "trace"),
+        (new().log_as(LogFormat::Json), "INVAR_LOG_FORMAT", "json"),
+        (new().nccl_debug("INFO"), "NCCL_DEBUG", "INFO"),
+        (new().nccl_debug_subsystems("NET"), "NCCL_DEBUG_SUBSYS", "NET"),
     ]
 }
 

@@ -1,0 +1,38 @@
+//! What the command logs, and how.
+
+use crate::*;
+
+/// Runs a short `invar perf` on the software NIC with these variables, and returns the log.
+fn log_of(variables: &[(&str, &str)]) -> String {
+    let mut command = invar(&["perf", "-b", "8", "-e", "8", "-n", "10"]);
+    command.env("INVAR_TRANSPORT", "soft").envs(variables.iter().copied());
+    let outcome = Run::start(&mut command).wait();
+    outcome.ok();
+    outcome.stderr
+}
+
+#[test]
+fn nccls_variables_choose_level_and_subsystems() {
+    let info = log_of(&[("NCCL_DEBUG", "INFO")]);
+    let count = |log: &str, text: &str| log.lines().filter(|line| line.contains(text)).count();
+    assert!(count(&info, "connected") >= 2, "{info}");
+    assert!(info.lines().all(|line| !line.starts_with("invar: debug")), "{info}");
+    let init = log_of(&[("NCCL_DEBUG", "info"), ("NCCL_DEBUG_SUBSYS", "INIT")]);
+    assert_eq!(count(&init, "connected"), 0, "{init}");
+    // Invar's own variable wins.
+    let warn = log_of(&[("NCCL_DEBUG", "INFO"), ("INVAR_LOG", "warn")]);
+    assert_eq!(count(&warn, "connected"), 0, "{warn}");
+    let debug = log_of(&[("INVAR_LOG", "debug")]);
+    assert!(count(&debug, "the handshake") >= 8, "{debug}");
+}
+
+#[test]
+fn a_log_in_json_is_an_object_a_line() {
+    let log = log_of(&[("INVAR_LOG", "trace"), ("INVAR_LOG_FORMAT", "json")]);
+    let lines: Vec<_> = log.lines().map(json).collect();
+    let has = |key: &str, value: &str| lines.iter().any(|line| line[key] == value);
+    assert!(has("subsystem", "NET") && has("level", "info"), "{log}");
+    assert!(lines.iter().all(|line| line["message"].is_string() && line["pid"].is_u64()), "{log}");
+    // The recorder's events.
+    assert!(lines.iter().any(|line| line["module"] == "invar::raw::recorded"), "{log}");
+}
