@@ -11,6 +11,7 @@ mod client;
 mod compare;
 mod control;
 mod flow;
+mod job;
 mod latency;
 mod link;
 mod load;
@@ -246,7 +247,7 @@ pub(crate) fn run(args: &Args, settings: &Settings) -> Result<ExitCode, Failure>
         pair::serve(launch, args, settings)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let job = client::Job::new(args, settings)?;
+    let job = job::Job::new(args, settings)?;
     let outputs = Outputs::open(args.json.as_deref())?;
     let extras = Extras { plot: args.plot.clone(), histogram: args.histogram };
     // Before a second process of this one is other work.

@@ -2,6 +2,7 @@
 
 mod custom;
 mod provided;
+mod queue_pair;
 mod rails;
 mod rdma;
 mod registration;
@@ -27,6 +28,7 @@ use crate::{Error, Settings};
 use registration::Registrations;
 
 pub use provided::provide;
+pub use queue_pair::queue_pair;
 pub use registration::{Keys, deregister, register, register_gpu};
 
 /// An open device. Clones are handles of the same device, which closes with the last of its handles,

@@ -24,7 +24,7 @@ mod queue_pair;
 mod recorded;
 mod socket;
 
-pub use crate::device::{Keys, deregister, register, register_gpu};
+pub use crate::device::{Keys, deregister, queue_pair, register, register_gpu};
 pub(crate) use adapter::{Adapter, Attempt, Listen, Registration, adapt};
 pub use end::{CLOSE_MAX, Carrier, End, RecvEnd, SendEnd};
 pub use keeper::{Care, Keeper, Keeping, Tend, call};
@@ -34,7 +34,7 @@ pub use kind::{AnyRecv, AnySend};
 pub use nic::{GpuNic, GpuRange, SharedNic};
 pub use on::{On, RecvOn, SendOn};
 pub(crate) use over_tcp::OverTcp;
-pub use queue_pair::{QueuePair, queue_pair};
+pub use queue_pair::QueuePair;
 pub use recorded::Snapshot;
 pub use socket::{SocketRecv, SocketSend};
 

@@ -7,16 +7,14 @@ use std::{io, mem, process, ptr};
 
 use invar_core::param::AddressFamily;
 use invar_core::roce::qp::RD_ATOMIC_MAX;
-use invar_linux::soft::device::{CQ_DEPTH_MAX, SGES_MAX, WORK_REQUESTS_MAX};
+use invar_linux::soft::device::{CQ_DEPTH_MAX, SGES_MAX, SHARED_RECEIVES_MAX, WORK_REQUESTS_MAX};
 use invar_linux::soft::{self, SoftConfig, SoftNic, shared_ports};
 use invar_verbs::sys::provider::*;
 use invar_verbs::sys::{ibv_context, verbs_context};
 
 use crate::errno;
-use crate::events::EventQueue;
+use crate::events::{EventQueue, Raised};
 use crate::object::{self, Kind, Object};
-use crate::open::Raised;
-use crate::shared_receive;
 
 versions! {
     "IBVERBS_1.1":
@@ -257,7 +255,7 @@ fn attributes(device: &Device) -> ibv_device_attr {
     attr.max_qp_init_rd_atom = RD_ATOMIC_MAX.into();
     attr.max_res_rd_atom = queue_pairs * c_int::from(RD_ATOMIC_MAX);
     attr.max_srq = queue_pairs;
-    attr.max_srq_wr = shared_receive::RECEIVES_MAX;
+    attr.max_srq_wr = SHARED_RECEIVES_MAX as c_int;
     attr.max_srq_sge = SGES_MAX as c_int;
     attr.atomic_cap = IBV_ATOMIC_GLOB;
     attr.max_pkeys = 1;

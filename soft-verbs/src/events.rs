@@ -10,6 +10,13 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::fs::{OFlags, fcntl_getfl};
 use rustix::io::{read, write};
 
+/// An asynchronous event: its code, and the address of the object that it is about.
+#[derive(Clone, Copy)]
+pub(crate) struct Raised {
+    pub(crate) event: u32,
+    pub(crate) element: usize,
+}
+
 /// Events in order. The descriptor counts 1 while there are any, and 0 otherwise. Only a holder of the
 /// lock reads or writes it.
 pub(crate) struct EventQueue<T> {

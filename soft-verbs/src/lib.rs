@@ -9,7 +9,7 @@
 //!   query.rs         ports, GIDs                   memory.rs    domains, regions
 //!   events.rs        queues of events              channel.rs   completion channels
 //!   completion.rs    completion queues             queue_pair.rs, transition.rs, post.rs
-//!   shared_receive.rs  shared receive queues
+//!   shared_receive.rs  shared receive queues        work_requests.rs  what all posts share
 //!   refused.rs       what is not supported         provider.rs  what drivers of rdma-core import
 //! invar_linux::soft  SoftNic, one for each device and process
 //! ```
@@ -39,3 +39,4 @@ mod queue_pair;
 mod refused;
 mod shared_receive;
 mod transition;
+mod work_requests;

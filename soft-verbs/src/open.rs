@@ -18,13 +18,6 @@ versions! {
         ibv_ack_async_event ibv_close_device ibv_get_async_event ibv_open_device;
 }
 
-/// An asynchronous event: its code, and the address of the object that it is about.
-#[derive(Clone, Copy)]
-pub(crate) struct Raised {
-    pub(crate) event: u32,
-    pub(crate) element: usize,
-}
-
 #[unsafe(no_mangle)]
 extern "C" fn ibv_open_device(of: *mut ibv_device) -> *mut ibv_context {
     // SAFETY: the caller gives a device of the list.

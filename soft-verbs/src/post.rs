@@ -3,18 +3,18 @@
 use std::ffi::c_int;
 use std::mem::offset_of;
 use std::ptr;
-use std::slice;
 
 use invar_core::nic::{Atomic, RecvWr, SendFlags, SendOpcode, SendWr, Sge};
 use invar_linux::soft::Posting;
 use invar_verbs::sys::provider::{
     IBV_WR_ATOMIC_CMP_AND_SWP, IBV_WR_ATOMIC_FETCH_AND_ADD, ibv_wr_atomic,
 };
-use invar_verbs::sys::{ibv_qp, ibv_recv_wr, ibv_send_wr, ibv_sge};
+use invar_verbs::sys::{ibv_qp, ibv_recv_wr, ibv_send_wr};
 
 use crate::errno;
 use crate::object;
 use crate::queue_pair::Qp;
+use crate::work_requests::{buffers, name_refused};
 
 pub(crate) unsafe extern "C" fn post_send(
     qp: *mut ibv_qp,
@@ -37,7 +37,7 @@ pub(crate) unsafe extern "C" fn post_send(
         }
         Ok(())
     });
-    refuse(posted, wr, bad_wr)
+    name_refused(posted, wr, bad_wr)
 }
 
 pub(crate) unsafe extern "C" fn post_recv(
@@ -56,36 +56,7 @@ pub(crate) unsafe extern "C" fn post_recv(
         }
         Ok(())
     });
-    refuse(posted, wr, bad_wr)
-}
-
-/// Names the first request that was not posted.
-pub(crate) fn refuse<T>(posted: Result<(), c_int>, wr: *mut T, bad_wr: *mut *mut T) -> c_int {
-    if posted.is_err() && !bad_wr.is_null() {
-        // SAFETY: the caller gives a place for the pointer.
-        unsafe { bad_wr.write(wr) };
-    }
-    errno::status(posted)
-}
-
-/// The buffers of a request.
-///
-/// # Safety
-/// `list` has `count` buffers.
-pub(crate) unsafe fn buffers<'a>(
-    list: *mut ibv_sge,
-    count: c_int,
-    most: u32,
-) -> Result<&'a [Sge], c_int> {
-    match u32::try_from(count) {
-        Ok(0) => Ok(&[]),
-        Ok(count) if count <= most => {
-            // SAFETY: the caller vouches for the list. Core's `Sge` has the layout of `ibv_sge`, which
-            // the adapter's `sys/tests.rs` checks against the header.
-            Ok(unsafe { slice::from_raw_parts(list.cast::<Sge>(), count as usize) })
-        }
-        _ => Err(libc::EINVAL),
-    }
+    name_refused(posted, wr, bad_wr)
 }
 
 fn opcode(code: u32) -> Result<SendOpcode, c_int> {

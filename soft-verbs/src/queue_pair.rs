@@ -17,10 +17,9 @@ use invar_verbs::sys::{
 use crate::completion::Cq;
 use crate::device::Context;
 use crate::errno;
-use crate::events::EventQueue;
+use crate::events::{EventQueue, Raised};
 use crate::memory::Pd;
 use crate::object::{self, Kind, Object};
-use crate::open::Raised;
 use crate::shared_receive::{Srq, listener};
 
 versions! {

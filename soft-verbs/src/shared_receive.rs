@@ -5,18 +5,17 @@ use std::mem;
 use std::sync::{Arc, OnceLock};
 
 use invar_core::nic::RecvWr;
-use invar_linux::soft::device::{AsyncEvent, SHARED_RECEIVES_MAX, SrqConfig};
+use invar_linux::soft::device::{AsyncEvent, SrqConfig};
 use invar_linux::soft::{self, SoftNic};
 use invar_verbs::sys::ibv_recv_wr;
 use invar_verbs::sys::provider::{IBV_SRQ_LIMIT, ibv_pd, ibv_srq, ibv_srq_attr, ibv_srq_init_attr};
 
 use crate::device::Context;
 use crate::errno;
-use crate::events::EventQueue;
+use crate::events::{EventQueue, Raised};
 use crate::memory::Pd;
 use crate::object::{self, Kind, Object};
-use crate::open::Raised;
-use crate::post;
+use crate::work_requests::{buffers, name_refused};
 
 versions! {
     "IBVERBS_1.1":
@@ -139,15 +138,12 @@ pub(crate) unsafe extern "C" fn post_srq_recv(
             let request = unsafe { &*wr };
             let (list, count) = (request.sg_list, request.num_sge);
             // SAFETY: a valid request has `num_sge` buffers.
-            let list = unsafe { post::buffers(list, count, srq.attr.max_sge) }?;
+            let list = unsafe { buffers(list, count, srq.attr.max_sge) }?;
             let received = RecvWr { wr_id: request.wr_id, ..RecvWr::default() };
             post_one(&received, list).map_err(errno::of)?;
             wr = request.next;
         }
         Ok(())
     });
-    post::refuse(posted, wr, bad_wr)
+    name_refused(posted, wr, bad_wr)
 }
-
-/// Maximum number of receives of a shared queue.
-pub(crate) const RECEIVES_MAX: c_int = SHARED_RECEIVES_MAX as c_int;

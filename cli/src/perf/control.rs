@@ -13,6 +13,8 @@ use serde::de::DeserializeOwned;
 use super::message::Reply;
 use crate::failure::Failure;
 
+/// Time for a reply. The server checks bytes after they have arrived.
+pub(super) const ANSWER_WITHIN: Duration = Duration::from_secs(60);
 const LINE_BYTES_MAX: usize = 4096;
 /// Time for a step that a peer can do at once.
 const AT_ONCE: Duration = Duration::from_secs(10);

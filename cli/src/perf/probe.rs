@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use invar::{DeviceInfo, DeviceKind, Settings};
 
+use super::job::Job;
 pub(crate) use super::message::Offer;
 use super::server::{self, Serving};
 use super::{SERVER_IP, SERVER_PORT, client};
@@ -107,7 +108,7 @@ impl Peer {
     ) -> Result<Tried, Failure> {
         let settings = settings.clone().connect_timeout(CONNECT_WITHIN);
         let settings = settings.ack_timeout(ACK_WITHIN).recovery_timeout(Duration::ZERO);
-        let job = client::Job::brief(nic, peer_nic, settings);
+        let job = Job::brief(nic, peer_nic, settings);
         let measured =
             client::run(&job, None, Outputs::silent(), client::Extras::default(), &self.addrs)?;
         let (Some(header), [short, long]) = (&measured.header, &measured.rows[..]) else {

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use super::client::{ANSWER_WITHIN, Job};
-use super::control::Control;
+use super::control::{ANSWER_WITHIN, Control};
+use super::job::Job;
 use super::latency::{Latency, Recorder};
 use super::link::Link;
 use super::message::{Kind, Pass, Reply, Request};

@@ -10,9 +10,9 @@ use invar_core::nic::{SendOpcode, Wc};
 use invar_linux::memory::HostMemory;
 
 use super::nic::SharedNic;
+use crate::Error;
 use crate::error::Kind;
 use crate::raw::Session;
-use crate::{Device, DeviceKind, Error, Settings};
 
 /// A queue pair over memory of its own, for programs that measure a NIC by itself.
 ///
@@ -64,27 +64,6 @@ pub trait QueuePair: Send {
     /// # Errors
     /// The bytes are outside of the memory.
     fn write_at(&self, offset: usize, bytes: &[u8]) -> Result<(), Error>;
-}
-
-/// Creates a queue pair with `bytes` of memory, towards the peer at the address `peer`. One end is the
-/// connector, the other the acceptor. Both have proved themselves in the session.
-///
-/// # Errors
-/// The device has no queue pairs or several rails, a setting is out of its range, or the device refuses.
-pub fn queue_pair(
-    device: &Device,
-    settings: &Settings,
-    us: (Side, Session),
-    peer: IpAddr,
-    bytes: usize,
-) -> Result<Box<dyn QueuePair>, Error> {
-    let info = device.info();
-    if info.kind == DeviceKind::Socket || !info.rails.is_empty() || bytes == 0 {
-        let why = format!("{}: a queue pair needs a NIC of one port, and memory", info.name);
-        return Err(Kind::Usage(why).into());
-    }
-    let settings = settings.for_device(info, || false);
-    device.adapter().queue_pair(us, peer, settings, bytes)
 }
 
 /// A queue pair on one kind of NIC.

@@ -2,6 +2,9 @@
 
 use invar_core::nic::{NicError, Sge, Verb};
 
+/// Maximum number of buffers of a work request.
+pub const SGES_MAX: u32 = 32;
+
 /// Lists of buffers, by slot of a work queue.
 pub(super) struct Lists {
     pub(super) sges: Vec<Sge>,

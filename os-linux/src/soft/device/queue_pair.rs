@@ -13,10 +13,10 @@ use super::lists::Lists;
 use super::path::Path;
 use super::posted::{DeviceEnv, Inline, Posted, QpEnv};
 
+pub use super::lists::SGES_MAX;
+
 /// Maximum number of work requests on either queue.
 pub const WORK_REQUESTS_MAX: u32 = 2048;
-/// Maximum number of buffers of a work request.
-pub const SGES_MAX: u32 = 32;
 /// Maximum bytes of inline data.
 pub const INLINE_BYTES_MAX: u32 = 1024;
 

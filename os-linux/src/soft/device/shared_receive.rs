@@ -2,8 +2,8 @@
 
 use invar_core::nic::{NicError, RecvWr, Sge, Verb};
 
-use super::lists::Lists;
-use super::{AsyncEvent, Device, SGES_MAX, Subject};
+use super::lists::{Lists, SGES_MAX};
+use super::{AsyncEvent, Device, Subject};
 
 /// Maximum number of receives in a shared queue.
 pub const SHARED_RECEIVES_MAX: u32 = 1 << 14;
