@@ -86,7 +86,9 @@ fn unpack(shell: &Shell, folder: &Path) -> Result<()> {
 /// Runs the tests and returns what they say. A failed test makes the program fail too.
 fn output(mut tests: Command) -> io::Result<String> {
     let output = tests.output()?;
-    Ok([output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat())
+    Ok([output.stdout, output.stderr]
+        .map(|text| String::from_utf8_lossy(&text).into_owned())
+        .concat())
 }
 
 /// Reads the lines of Python's unittest: the name of a test with its file, then the first line of its
