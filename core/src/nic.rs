@@ -22,7 +22,7 @@ use core::sync::atomic::AtomicU64;
 
 pub use attr::{
     AddressVector, Ece, Gid, LinkLayer, Mtu, PacketKeys, PortAttr, PortState, QpCap, QpOptions,
-    QpState, QpTransition, RtrAttr, RtsAttr, SourcePorts,
+    QpState, QpTransition, QpType, RtrAttr, RtsAttr, SourcePorts,
 };
 pub use counters::NicCounters;
 pub use error::{NicError, PollError, Refusal, Refused, Verb};

@@ -1,4 +1,4 @@
-//! RoCEv2 reliable connection as a sans-IO engine.
+//! RoCEv2 as a sans-IO engine: reliable and unreliable connections, and datagrams.
 //!
 //! A RoCEv2 packet is an InfiniBand transport packet in a UDP datagram (IBTA annex A17):
 //!

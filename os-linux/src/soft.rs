@@ -23,9 +23,9 @@ pub mod shared_ports;
 mod sockets;
 
 pub use device::{
-    AckDelay, Datagram, Device, DeviceConfig, DeviceCounters, QpConfig, QpnRange, Route, Train,
-    TransmitSink,
+    AckDelay, Datagram, Device, DeviceConfig, DeviceCounters, QpConfig, QpnRange, Receiver, Route,
+    Train, TransmitSink,
 };
 pub use discover::devices;
 pub use impair::{ImpairmentConfig, REORDER_PACKETS_MAX};
-pub use nic::{Cq, Mr, Pd, Posting, Qp, QpSizes, SoftConfig, SoftCounters, SoftNic, Srq};
+pub use nic::{Cq, Mr, Pd, Posting, Qp, QpInit, SoftConfig, SoftCounters, SoftNic, Srq};

@@ -254,6 +254,7 @@ fn attributes(device: &Device) -> ibv_device_attr {
     attr.max_qp_rd_atom = RD_ATOMIC_MAX.into();
     attr.max_qp_init_rd_atom = RD_ATOMIC_MAX.into();
     attr.max_res_rd_atom = queue_pairs * c_int::from(RD_ATOMIC_MAX);
+    attr.max_ah = 1 << 20;
     attr.max_srq = queue_pairs;
     attr.max_srq_wr = SHARED_RECEIVES_MAX as c_int;
     attr.max_srq_sge = SGES_MAX as c_int;

@@ -10,6 +10,7 @@
 //!   events.rs        queues of events              channel.rs   completion channels
 //!   completion.rs    completion queues             queue_pair.rs, transition.rs, post.rs
 //!   shared_receive.rs  shared receive queues        work_requests.rs  what all posts share
+//!   address.rs       address handles
 //!   refused.rs       what is not supported         provider.rs  what drivers of rdma-core import
 //! invar_linux::soft  SoftNic, one for each device and process
 //! ```
@@ -23,6 +24,7 @@
 #[macro_use]
 mod symbols;
 
+mod address;
 mod channel;
 mod completion;
 mod device;

@@ -36,6 +36,12 @@ pub(crate) struct Pd {
     pub(crate) domain: Arc<soft::Pd>,
 }
 
+impl Pd {
+    pub(crate) fn context(&self) -> *mut ibv_context {
+        self.base.context
+    }
+}
+
 /// A memory region.
 #[repr(C)]
 struct Mr {

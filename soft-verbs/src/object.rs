@@ -9,6 +9,7 @@ use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 pub(crate) enum Kind {
     Context,
     Pd,
+    Ah,
     Mr,
     Channel,
     Cq,

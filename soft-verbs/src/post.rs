@@ -4,13 +4,15 @@ use std::ffi::c_int;
 use std::mem::offset_of;
 use std::ptr;
 
-use invar_core::nic::{Atomic, RecvWr, SendFlags, SendOpcode, SendWr, Sge};
-use invar_linux::soft::Posting;
+use invar_core::nic::{AddressVector, Atomic, RecvWr, SendFlags, SendOpcode, SendWr, Sge};
+use invar_core::roce::qp::Destination;
+use invar_linux::soft::{Posting, Receiver, shared_ports};
 use invar_verbs::sys::provider::{
-    IBV_WR_ATOMIC_CMP_AND_SWP, IBV_WR_ATOMIC_FETCH_AND_ADD, ibv_wr_atomic,
+    IBV_WR_ATOMIC_CMP_AND_SWP, IBV_WR_ATOMIC_FETCH_AND_ADD, ibv_wr_atomic, ibv_wr_ud,
 };
-use invar_verbs::sys::{ibv_qp, ibv_recv_wr, ibv_send_wr};
+use invar_verbs::sys::{IBV_QPT_UD, ibv_qp, ibv_recv_wr, ibv_send_wr};
 
+use crate::address::Ah;
 use crate::errno;
 use crate::object;
 use crate::queue_pair::Qp;
@@ -31,7 +33,12 @@ pub(crate) unsafe extern "C" fn post_send(
                 IBV_WR_ATOMIC_CMP_AND_SWP | IBV_WR_ATOMIC_FETCH_AND_ADD => {
                     atomic(qp, wr, posting)?;
                 }
-                _ => send(qp, request, posting)?,
+                _ => {
+                    if qp.base.qp_type == IBV_QPT_UD {
+                        posting.to(&receiver(wr)?).map_err(errno::of)?;
+                    }
+                    send(qp, request, posting)?;
+                }
             }
             wr = request.next;
         }
@@ -63,6 +70,26 @@ fn opcode(code: u32) -> Result<SendOpcode, c_int> {
     use SendOpcode::{RdmaRead, RdmaWrite, RdmaWriteWithImm, Send, SendWithImm};
     let known = [RdmaWrite, RdmaWriteWithImm, Send, SendWithImm, RdmaRead];
     known.into_iter().find(|opcode| *opcode as u32 == code).ok_or(libc::EOPNOTSUPP)
+}
+
+/// The receiver of a datagram.
+fn receiver(wr: *mut ibv_send_wr) -> Result<Receiver, c_int> {
+    // SAFETY: the caller of `post_send` gives a valid request.
+    let opcode = unsafe { (*wr).opcode };
+    if opcode != SendOpcode::Send as u32 && opcode != SendOpcode::SendWithImm as u32 {
+        return Err(libc::EINVAL);
+    }
+    let named = wr.wrapping_byte_add(offset_of!(ibv_send_wr, remote_addr));
+    // SAFETY: a request with this opcode has `wr.ud` there.
+    let ibv_wr_ud { ah, remote_qpn, remote_qkey } = unsafe { named.cast::<ibv_wr_ud>().read() };
+    if ah.is_null() {
+        return Err(libc::EINVAL);
+    }
+    // SAFETY: the caller of `post_send` gives a living address handle.
+    let Ah { address, .. } = unsafe { object::trusted::<Ah>(ah) };
+    let ah = AddressVector { udp_port: shared_ports::port(remote_qpn), ..*address };
+    let qp_num = remote_qpn & 0xff_ffff;
+    Ok(Receiver { ah, destination: Destination { qp_num, qkey: remote_qkey } })
 }
 
 #[inline]

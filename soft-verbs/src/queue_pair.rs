@@ -4,14 +4,14 @@ use std::ffi::c_int;
 use std::mem;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use invar_core::nic::{QpCap, QpState};
-use invar_linux::soft::{self, QpSizes, SoftNic};
+use invar_core::nic::{QpCap, QpState, QpType};
+use invar_linux::soft::{self, QpInit, SoftNic};
 use invar_verbs::sys::provider::{
     IBV_QP_INIT_ATTR_CREATE_FLAGS, IBV_QP_INIT_ATTR_PD, ibv_pd, ibv_qp, ibv_qp_init_attr_ex,
 };
 use invar_verbs::sys::{
-    IBV_QPS_ERR, IBV_QPS_INIT, IBV_QPS_RESET, IBV_QPS_RTR, IBV_QPS_RTS, IBV_QPS_SQD, IBV_QPT_RC,
-    ibv_context, ibv_qp_attr, ibv_qp_cap, ibv_qp_init_attr,
+    IBV_QPS_ERR, IBV_QPS_INIT, IBV_QPS_RESET, IBV_QPS_RTR, IBV_QPS_RTS, IBV_QPS_SQD, ibv_context,
+    ibv_qp_attr, ibv_qp_cap, ibv_qp_init_attr,
 };
 
 use crate::completion::Cq;
@@ -76,9 +76,9 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
 fn create(pd: *mut ibv_pd, init: &mut ibv_qp_init_attr) -> Result<*mut ibv_qp, c_int> {
     let domain = object::get::<Pd>(pd)?;
     let ibv_qp_init_attr { qp_context, send_cq, recv_cq, srq, .. } = *init;
-    if init.qp_type != IBV_QPT_RC {
-        return Err(libc::EOPNOTSUPP);
-    }
+    let types = [QpType::Rc, QpType::Uc, QpType::Ud];
+    let qp_type = types.into_iter().find(|known| *known as u32 == init.qp_type);
+    let qp_type = qp_type.ok_or(libc::EOPNOTSUPP)?;
     let queues = [send_cq, recv_cq].map(|cq| object::get::<Cq>(cq.cast()));
     let [send, recv] = [queues[0]?, queues[1]?];
     let shared = match srq.is_null() {
@@ -96,7 +96,8 @@ fn create(pd: *mut ibv_pd, init: &mut ibv_qp_init_attr) -> Result<*mut ibv_qp, c
     init.cap.max_recv_sge = init.cap.max_recv_sge.max(1);
     let cap = init.cap;
     let ibv_qp_cap { max_send_wr, max_recv_wr, max_inline_data, .. } = cap;
-    let sizes = QpSizes {
+    let kind = QpInit {
+        qp_type,
         cap: QpCap { max_send_wr, max_recv_wr, max_inline_data },
         send_sges_max: cap.max_send_sge,
         recv_sges_max: cap.max_recv_sge,
@@ -104,7 +105,7 @@ fn create(pd: *mut ibv_pd, init: &mut ibv_qp_init_attr) -> Result<*mut ibv_qp, c
     let (nic, cqs) = (domain.nic.clone(), (&*send.queue, &*recv.queue));
     let (address, listener) = listener(&events);
     let pair = nic
-        .create_qp_with(&domain.domain, cqs, shared.as_deref(), &sizes, listener)
+        .create_qp_with(&domain.domain, cqs, shared.as_deref(), &kind, listener)
         .map_err(errno::of)?;
     // SAFETY: the structures have pointers, integers, a mutex and a condition variable. Zero is valid for
     // all of them.

@@ -1,15 +1,14 @@
-//! `ibv_modify_qp`: the attributes that each move of a reliable connection needs and takes.
+//! `ibv_modify_qp`: the attributes that each move of a queue pair needs and takes.
 
 use std::ffi::c_int;
 use std::sync::PoisonError;
 
-use invar_core::nic::{
-    Access, AddressVector, Gid, Mtu, Nic, QpOptions, QpTransition, RtrAttr, RtsAttr,
-};
+use invar_core::nic::{Access, AddressVector, Mtu, Nic, QpOptions, QpTransition, RtrAttr, RtsAttr};
 use invar_linux::soft::shared_ports;
 use invar_verbs::sys::provider::{IBV_QP_CUR_STATE, IBV_QP_EN_SQD_ASYNC_NOTIFY, ibv_qp};
 use invar_verbs::sys::*;
 
+use crate::address;
 use crate::errno;
 use crate::object;
 use crate::queue_pair::{Qp, state_code};
@@ -19,27 +18,56 @@ versions! {
         ibv_modify_qp;
 }
 
-const TO_INIT: c_int = IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
-const TO_RTR: c_int = IBV_QP_AV
-    | IBV_QP_PATH_MTU
-    | IBV_QP_DEST_QPN
-    | IBV_QP_RQ_PSN
-    | IBV_QP_MAX_DEST_RD_ATOMIC
-    | IBV_QP_MIN_RNR_TIMER;
-const TO_RTS: c_int =
+const TO_INIT: c_int = IBV_QP_PKEY_INDEX | IBV_QP_PORT;
+/// What a connection needs to know of its peer.
+const TO_RTR: c_int = IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
+const TO_RTR_RELIABLE: c_int = TO_RTR | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
+const TO_RTS_RELIABLE: c_int =
     IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC;
-/// Attributes that may change while a connection works.
-const WORKING: c_int = IBV_QP_ACCESS_FLAGS | IBV_QP_MIN_RNR_TIMER;
+
+/// The attributes of a transport service.
+struct Attributes {
+    /// May change while the queue pair works.
+    working: c_int,
+    init: c_int,
+    rtr: c_int,
+    rts: c_int,
+}
+
+fn attributes(qp_type: u32) -> Attributes {
+    match qp_type {
+        IBV_QPT_UD => Attributes {
+            working: IBV_QP_QKEY,
+            init: TO_INIT | IBV_QP_QKEY,
+            rtr: 0,
+            rts: IBV_QP_SQ_PSN,
+        },
+        IBV_QPT_UC => Attributes {
+            working: IBV_QP_ACCESS_FLAGS,
+            init: TO_INIT | IBV_QP_ACCESS_FLAGS,
+            rtr: TO_RTR,
+            rts: IBV_QP_SQ_PSN,
+        },
+        _ => Attributes {
+            working: IBV_QP_ACCESS_FLAGS | IBV_QP_MIN_RNR_TIMER,
+            init: TO_INIT | IBV_QP_ACCESS_FLAGS,
+            rtr: TO_RTR_RELIABLE,
+            rts: TO_RTS_RELIABLE,
+        },
+    }
+}
 
 /// The attributes that a move needs, and those that it also takes (IBTA table 91).
-fn masks(from: u32, to: u32) -> Result<(c_int, c_int), c_int> {
+fn masks(qp_type: u32, from: u32, to: u32) -> Result<(c_int, c_int), c_int> {
+    let Attributes { working, init, rtr, rts } = attributes(qp_type);
+    let rights = working & !IBV_QP_MIN_RNR_TIMER;
     Ok(match (from, to) {
         (_, IBV_QPS_RESET | IBV_QPS_ERR) => (0, 0),
-        (IBV_QPS_RESET, IBV_QPS_INIT) => (TO_INIT, 0),
-        (IBV_QPS_INIT, IBV_QPS_INIT) => (0, TO_INIT),
-        (IBV_QPS_INIT, IBV_QPS_RTR) => (TO_RTR, IBV_QP_ACCESS_FLAGS | IBV_QP_PKEY_INDEX),
-        (IBV_QPS_RTR, IBV_QPS_RTS) => (TO_RTS, WORKING),
-        (IBV_QPS_RTS | IBV_QPS_SQD, IBV_QPS_RTS) | (IBV_QPS_SQD, IBV_QPS_SQD) => (0, WORKING),
+        (IBV_QPS_RESET, IBV_QPS_INIT) => (init, 0),
+        (IBV_QPS_INIT, IBV_QPS_INIT) => (0, init),
+        (IBV_QPS_INIT, IBV_QPS_RTR) => (rtr, rights | IBV_QP_PKEY_INDEX),
+        (IBV_QPS_RTR, IBV_QPS_RTS) => (rts, working),
+        (IBV_QPS_RTS | IBV_QPS_SQD, IBV_QPS_RTS) | (IBV_QPS_SQD, IBV_QPS_SQD) => (0, working),
         (IBV_QPS_RTS, IBV_QPS_SQD) => (0, IBV_QP_EN_SQD_ASYNC_NOTIFY),
         _ => return Err(libc::EINVAL),
     })
@@ -64,7 +92,7 @@ fn modify(qp: &Qp, attr: &ibv_qp_attr, mask: c_int) -> Result<u32, c_int> {
         return Err(libc::EINVAL);
     }
     let to = if mask & IBV_QP_STATE != 0 { attr.qp_state } else { from };
-    let (needed, taken) = masks(from, to)?;
+    let (needed, taken) = masks(qp.base.qp_type, from, to)?;
     let given = mask & !(IBV_QP_STATE | IBV_QP_CUR_STATE);
     if given & needed != needed || given & !(needed | taken) != 0 {
         return Err(libc::EINVAL);
@@ -73,6 +101,7 @@ fn modify(qp: &Qp, attr: &ibv_qp_attr, mask: c_int) -> Result<u32, c_int> {
     if has(IBV_QP_PORT) && attr.port_num != 1 || has(IBV_QP_PKEY_INDEX) && attr.pkey_index != 0 {
         return Err(libc::EINVAL);
     }
+    let is_reliable = qp.base.qp_type == IBV_QPT_RC;
     let access = || Access::from_bits_truncate(attr.qp_access_flags);
     let (mut new_access, mut new_timer) = (
         has(IBV_QP_ACCESS_FLAGS).then(access),
@@ -82,12 +111,18 @@ fn modify(qp: &Qp, attr: &ibv_qp_attr, mask: c_int) -> Result<u32, c_int> {
         (_, IBV_QPS_RESET) => Some(QpTransition::Reset),
         (_, IBV_QPS_ERR) => Some(QpTransition::Err),
         (IBV_QPS_RESET, _) => {
-            new_access = None;
-            Some(QpTransition::Init { pkey_index: 0, port_num: 1, access: access() })
+            let access = new_access.take().unwrap_or(Access::empty());
+            Some(QpTransition::Init { pkey_index: 0, port_num: 1, access })
         }
         (IBV_QPS_INIT, IBV_QPS_RTR) => {
             new_timer = None;
-            Some(QpTransition::Rtr(rtr(qp, attr)?))
+            Some(QpTransition::Rtr(match qp.base.qp_type {
+                IBV_QPT_UD => RtrAttr { path_mtu: port_mtu(qp)?, ..RtrAttr::default() },
+                _ => rtr(qp, attr)?,
+            }))
+        }
+        (IBV_QPS_RTR, _) if !is_reliable => {
+            Some(QpTransition::Rts(RtsAttr { sq_psn: attr.sq_psn, ..RtsAttr::default() }))
         }
         (IBV_QPS_RTR, _) => Some(QpTransition::Rts(RtsAttr {
             timeout: attr.timeout,
@@ -109,42 +144,37 @@ fn modify(qp: &Qp, attr: &ibv_qp_attr, mask: c_int) -> Result<u32, c_int> {
     if new_access.is_some() || new_timer.is_some() {
         qp.nic.update_qp(&qp.pair, new_access, new_timer).map_err(errno::of)?;
     }
+    if has(IBV_QP_QKEY) {
+        qp.nic.set_qkey(&qp.pair, attr.qkey).map_err(errno::of)?;
+    }
     note(&mut known, attr, given);
     Ok(to)
 }
 
 /// The peer's address. A queue pair number tells the port.
 fn rtr(qp: &Qp, attr: &ibv_qp_attr) -> Result<RtrAttr, c_int> {
-    let ibv_ah_attr { grh, is_global, port_num, sl, .. } = attr.ah_attr;
-    let port = qp.nic.query_port().map_err(errno::of)?;
     let path_mtu = Mtu::from_code(attr.path_mtu).ok_or(libc::EINVAL)?;
-    let wrong = is_global == 0 || port_num != 1 || grh.sgid_index != 0;
-    if wrong || path_mtu > port.active_mtu {
+    if path_mtu > port_mtu(qp)? {
         return Err(libc::EINVAL);
     }
-    let ah = AddressVector {
-        is_global: true,
-        dgid: Gid(grh.dgid.raw),
-        sgid_index: 0,
-        hop_limit: grh.hop_limit,
-        traffic_class: grh.traffic_class,
-        dlid: 0,
-        sl,
-        port_num: 1,
-        udp_port: shared_ports::port(attr.dest_qp_num),
-        udp_source_port: 0,
-    };
+    let udp_port = shared_ports::port(attr.dest_qp_num);
+    let ah = AddressVector { udp_port, ..address::vector(&attr.ah_attr)? };
+    let is_reliable = qp.base.qp_type == IBV_QPT_RC;
     Ok(RtrAttr {
         path_mtu,
         long_mtu_bytes: 0,
         dest_qp_num: attr.dest_qp_num,
         rq_psn: attr.rq_psn,
-        max_dest_rd_atomic: attr.max_dest_rd_atomic,
-        min_rnr_timer: attr.min_rnr_timer,
+        max_dest_rd_atomic: if is_reliable { attr.max_dest_rd_atomic } else { 0 },
+        min_rnr_timer: if is_reliable { attr.min_rnr_timer } else { 0 },
         ah,
         options: QpOptions::ICRC_MASKS_IP_ID,
         packet_keys: None,
     })
+}
+
+fn port_mtu(qp: &Qp) -> Result<Mtu, c_int> {
+    Ok(qp.nic.query_port().map_err(errno::of)?.active_mtu)
 }
 
 /// Keeps the given attributes for `ibv_query_qp`.
@@ -160,6 +190,7 @@ fn note(known: &mut ibv_qp_attr, attr: &ibv_qp_attr, given: c_int) {
         IBV_QP_ACCESS_FLAGS: qp_access_flags;
         IBV_QP_PKEY_INDEX: pkey_index;
         IBV_QP_PORT: port_num;
+        IBV_QP_QKEY: qkey;
         IBV_QP_AV: ah_attr;
         IBV_QP_PATH_MTU: path_mtu;
         IBV_QP_DEST_QPN: dest_qp_num;

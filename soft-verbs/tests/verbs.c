@@ -269,6 +269,99 @@ static void shared_receives(void)
     CHECK(ibv_destroy_srq(srq) == 0 && ibv_destroy_srq(srq) == EINVAL);
 }
 
+static struct ibv_qp *create_datagrams(struct end *end)
+{
+    struct ibv_qp_init_attr init = {
+        .send_cq = end->send_cq,
+        .recv_cq = end->recv_cq,
+        .cap = {DEPTH, DEPTH, 4, 3, 128},
+        .qp_type = IBV_QPT_UD,
+    };
+    struct ibv_qp *qp = ibv_create_qp(pd, &init);
+    CHECK(qp && qp->qp_type == IBV_QPT_UD);
+    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_INIT, .port_num = 1, .qkey = 0x1234};
+    int mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY;
+    CHECK(ibv_modify_qp(qp, &attr, mask & ~IBV_QP_QKEY) == EINVAL);
+    CHECK(ibv_modify_qp(qp, &attr, mask) == 0);
+    attr.qp_state = IBV_QPS_RTR;
+    CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE) == 0);
+    attr.qp_state = IBV_QPS_RTS;
+    CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN) == 0);
+    return qp;
+}
+
+/* A datagram, and an answer to the address that its header tells. */
+static void datagrams(void)
+{
+    struct end a = create(), b = create();
+    struct ibv_qp *from = create_datagrams(&a), *to = create_datagrams(&b);
+    struct ibv_ah_attr address = {.port_num = 1};
+    CHECK(!ibv_create_ah(pd, &address) && errno == EINVAL); /* no GRH */
+    address.is_global = 1;
+    CHECK(!ibv_create_ah(pd, &address) && errno == EINVAL); /* no address of a host */
+    CHECK(ibv_query_gid(context, 1, 0, &address.grh.dgid) == 0);
+    struct ibv_ah *ah = ibv_create_ah(pd, &address);
+    CHECK(ah && ah->context == context && ah->pd == pd);
+    for (unsigned length = 0; length <= 1000; length += 500) {
+        struct ibv_sge sends[4], recvs[3];
+        fill(&a, length);
+        memset(b.bytes, 0, BYTES);
+        cut(a.mr, length, sends, 4);
+        cut(b.mr, 40 + length, recvs, 3);
+        struct ibv_recv_wr recv = {.wr_id = 6, .sg_list = recvs, .num_sge = 3}, *bad_recv;
+        CHECK(ibv_post_recv(to, &recv, &bad_recv) == 0);
+        struct ibv_send_wr wr = {.wr_id = 5, .opcode = IBV_WR_SEND_WITH_IMM}, *bad;
+        wr.sg_list = sends;
+        wr.num_sge = 4;
+        wr.send_flags = IBV_SEND_SIGNALED;
+        wr.imm_data = 7;
+        CHECK(ibv_post_send(from, &wr, &bad) == EINVAL && bad == &wr); /* no address handle */
+        wr.wr.ud.ah = ah;
+        wr.wr.ud.remote_qpn = to->qp_num;
+        wr.wr.ud.remote_qkey = 0x1234;
+        CHECK(ibv_post_send(from, &wr, &bad) == 0);
+        struct ibv_wc wc = completion(b.recv_cq);
+        CHECK(wc.status == IBV_WC_SUCCESS && wc.wr_id == 6 && wc.byte_len == 40 + length);
+        CHECK(wc.wc_flags == (IBV_WC_GRH | IBV_WC_WITH_IMM) && wc.imm_data == 7);
+        CHECK(wc.src_qp == from->qp_num && wc.qp_num == to->qp_num);
+        CHECK(memcmp(b.bytes + 40, a.bytes, length) == 0);
+        CHECK(completion(a.send_cq).status == IBV_WC_SUCCESS);
+
+        struct ibv_grh *grh = (struct ibv_grh *)b.bytes;
+        struct ibv_ah_attr sender;
+        CHECK(ibv_init_ah_from_wc(context, 1, &wc, grh, &sender) == 0 && sender.is_global == 1);
+        CHECK(memcmp(&sender.grh.dgid, &address.grh.dgid, 16) == 0);
+        struct ibv_ah *back = ibv_create_ah_from_wc(pd, &wc, grh, 1);
+        CHECK(back);
+        recv.sg_list = &(struct ibv_sge){(uintptr_t)a.bytes, 60, a.mr->lkey};
+        recv.num_sge = 1;
+        CHECK(ibv_post_recv(from, &recv, &bad_recv) == 0);
+        struct ibv_sge sge = {(uintptr_t) "answer", 6, 0};
+        struct ibv_send_wr answer = {.opcode = IBV_WR_SEND, .sg_list = &sge, .num_sge = 1};
+        answer.send_flags = IBV_SEND_SIGNALED | IBV_SEND_INLINE;
+        answer.wr.ud.ah = back;
+        answer.wr.ud.remote_qpn = wc.src_qp;
+        answer.wr.ud.remote_qkey = 0x80000000; /* the sender's own */
+        CHECK(ibv_post_send(to, &answer, &bad) == 0);
+        wc = completion(a.recv_cq);
+        CHECK(wc.byte_len == 46 && memcmp(a.bytes + 40, "answer", 6) == 0);
+        CHECK(completion(b.send_cq).opcode == IBV_WC_SEND);
+        CHECK(ibv_destroy_ah(back) == 0 && ibv_destroy_ah(back) == EINVAL);
+    }
+    struct ibv_port_attr port;
+    CHECK(ibv_query_port(context, 1, &port) == 0);
+    struct ibv_sge whole = {(uintptr_t)a.bytes, (128 << port.active_mtu) + 1, a.mr->lkey};
+    struct ibv_send_wr wr = {.opcode = IBV_WR_SEND, .sg_list = &whole, .num_sge = 1}, *bad;
+    wr.wr.ud.ah = ah;
+    CHECK(ibv_post_send(from, &wr, &bad) == EINVAL); /* longer than a packet */
+    wr.opcode = IBV_WR_RDMA_READ;
+    CHECK(ibv_post_send(from, &wr, &bad) == EINVAL);
+    CHECK(ibv_destroy_qp(from) == 0 && ibv_destroy_qp(to) == 0);
+    CHECK(ibv_destroy_ah(ah) == 0);
+    destroy(&a);
+    destroy(&b);
+}
+
 /* A chain that fails in its middle names the request at fault, and the others are posted. */
 static void bad_requests(struct end *a, struct end *b)
 {
@@ -307,9 +400,9 @@ static void refusals(struct end *end)
     struct ibv_srq_init_attr srq = {.attr = {0, 1, 0}};
     CHECK(!ibv_create_srq(pd, &srq) && errno == EINVAL);
     errno = 0;
-    struct ibv_qp_init_attr ud = {.send_cq = end->send_cq, .recv_cq = end->recv_cq};
-    ud.qp_type = IBV_QPT_UD;
-    CHECK(!ibv_create_qp(pd, &ud) && errno == EOPNOTSUPP);
+    struct ibv_qp_init_attr xrc = {.send_cq = end->send_cq, .recv_cq = end->recv_cq};
+    xrc.qp_type = IBV_QPT_XRC_SEND;
+    CHECK(!ibv_create_qp(pd, &xrc) && errno == EOPNOTSUPP);
     struct ibv_qp_init_attr deep = {.send_cq = end->send_cq, .recv_cq = end->recv_cq};
     deep.qp_type = IBV_QPT_RC;
     deep.cap.max_send_wr = 1 << 20;
@@ -404,6 +497,7 @@ int main(void)
     }
     refusals(&a);
     shared_receives();
+    datagrams();
     destroy(&a);
     destroy(&b);
     CHECK(ibv_dealloc_pd(pd) == 0 && ibv_dealloc_pd(pd) == EINVAL);

@@ -201,6 +201,8 @@ pub struct ibv_qp_init_attr {
 }
 
 pub const IBV_QPT_RC: u32 = 2;
+pub const IBV_QPT_UC: u32 = 3;
+pub const IBV_QPT_UD: u32 = 4;
 
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -267,6 +269,7 @@ pub const IBV_QP_STATE: c_int = 1;
 pub const IBV_QP_ACCESS_FLAGS: c_int = 1 << 3;
 pub const IBV_QP_PKEY_INDEX: c_int = 1 << 4;
 pub const IBV_QP_PORT: c_int = 1 << 5;
+pub const IBV_QP_QKEY: c_int = 1 << 6;
 pub const IBV_QP_AV: c_int = 1 << 7;
 pub const IBV_QP_PATH_MTU: c_int = 1 << 8;
 pub const IBV_QP_TIMEOUT: c_int = 1 << 9;

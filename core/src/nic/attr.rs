@@ -195,6 +195,19 @@ pub struct QpCap {
     pub max_inline_data: u32,
 }
 
+/// Transport service of a queue pair (`enum ibv_qp_type`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(u32)]
+pub enum QpType {
+    /// Reliable connection.
+    #[default]
+    Rc = 2,
+    /// Unreliable connection: SENDs and WRITEs without acknowledges.
+    Uc = 3,
+    /// Unreliable datagrams: SENDs of one packet, each to a peer of its own.
+    Ud = 4,
+}
+
 /// State of a queue pair (`enum ibv_qp_state`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum QpState {

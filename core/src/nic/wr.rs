@@ -237,6 +237,8 @@ bitflags::bitflags! {
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     #[repr(transparent)]
     pub struct WcFlags: u32 {
+        /// A global route header lies in front of the received bytes.
+        const GRH = 1;
         /// The completion has immediate data.
         const WITH_IMM = 1 << 1;
     }

@@ -141,11 +141,16 @@ impl Opcode {
 
     /// Maps the opcode to the same operation of the reliable connection, if it belongs to a
     /// connection. The unreliable connection numbers its SENDs and WRITEs alike.
-    const fn connected(self) -> Option<Opcode> {
+    pub(super) const fn connected(self) -> Option<Opcode> {
         match (self.transport(), self.0 & 0x1f) {
             (Transport::Rc, op) | (Transport::Uc, op @ 0..=0x0b) => Some(Opcode(op)),
             _ => None,
         }
+    }
+
+    /// Maps a SEND or WRITE of the reliable connection to that of the unreliable connection.
+    pub(super) const fn unreliable(self) -> Opcode {
+        Opcode(self.0 | 0x20)
     }
 
     /// Extension headers that follow the BTH. An unknown opcode, such as those of RD and XRC, has

@@ -1,4 +1,5 @@
-//! One end of a reliable connection (IBTA §9.7), sans-IO.
+//! One end of a reliable connection (IBTA §9.7), sans-IO. A queue pair can also be one end of an
+//! unreliable connection, or send and receive datagrams (IBTA §9.8).
 //!
 //! A [`Qp`] takes work requests, packets and the time. A `Qp` gives packets
 //! ([`Qp::poll_transmit_run`]), completions ([`Env::complete`]) and the time of its next call
@@ -29,6 +30,9 @@
 //! multi-packet standard WRITE gives up as many payload bytes as its RETH takes. So the first packet
 //! is as long as the next ones, and shares a train with these packets. Nothing else changes.
 //!
+//! Unreliable queue pairs know no acknowledges. A send completes once the adapter has taken its packets
+//! and asks for more. `requester/unreliable.rs` and `responder/unreliable.rs` have their rules.
+//!
 //! Where the standard leaves a choice, this code does what Linux rxe does. Comments in the code note
 //! the differences.
 //!
@@ -50,11 +54,12 @@ mod rtt;
 mod state;
 mod timer;
 mod tuning;
+mod unreliable;
 mod window;
 
 use super::{Packet, Psn};
 use crate::nic::{
-    Access, Atomic, NicError, QpCap, QpOptions, QpState, QpTransition, RecvWr, SendFlags,
+    Access, Atomic, NicError, QpCap, QpOptions, QpState, QpTransition, QpType, RecvWr, SendFlags,
     SendOpcode, SendWr, Verb,
 };
 use path::{Path, RETH_BYTES};
@@ -63,9 +68,10 @@ use responder::{Receive, Responder};
 use state::{EINVAL, ENOMEM};
 
 pub use counters::Counters;
-pub use env::{AccessFault, Env, Payload, Queue, Region, Side, Transmit};
+pub use env::{AccessFault, Destination, Env, Payload, Queue, Region, Side, Transmit};
 pub use linger::Lingering;
 pub use phase::{RequesterPhase, ResponderPhase};
+pub use responder::GRH_BYTES;
 pub use timer::{RNR_NS_MAX, ack_timeout_ns, rnr_timer_ns};
 pub use tuning::Tuning;
 
@@ -213,7 +219,8 @@ impl<const SQ: usize, const RQ: usize> Qp<SQ, RQ> {
     }
 
     fn reset(&mut self) {
-        self.path = Path { qpn: self.path.qpn, ..Path::default() };
+        let Path { qpn, qp_type, .. } = self.path;
+        self.path = Path { qpn, qp_type, ..Path::default() };
         self.requester = Requester::new();
         self.responder = Responder::new();
         self.set_tuning(self.tuning);
@@ -278,6 +285,9 @@ impl<const SQ: usize, const RQ: usize> Qp<SQ, RQ> {
         if inline && wr.sge.length > self.cap.max_inline_data {
             return refuse(EINVAL, "more bytes inline than max_inline_data");
         }
+        if let Some(cause) = self.refuses_unreliable(&wqe) {
+            return refuse(EINVAL, cause);
+        }
         if wr.opcode == SendOpcode::RdmaRead && !self.requester.may_read() {
             return refuse(EINVAL, "an RDMA READ or atomic with max_rd_atomic 0");
         }
@@ -338,12 +348,17 @@ impl<const SQ: usize, const RQ: usize> Qp<SQ, RQ> {
         let asking = matches!(self.state, QpState::Rts | QpState::Sqd);
         let known = bth.dest_qp == self.path.qpn && bth.tver == 0;
         let Qp { path, counters, .. } = self;
-        let outcome = match bth.opcode.is_response() {
-            true if asking && known => {
+        let outcome = match (bth.opcode.is_response(), path.qp_type) {
+            (true, QpType::Rc) if asking && known => {
                 self.requester.handle_response(now_ns, packet, path, counters, env)
             }
-            false if answered && known && bth.opcode.transport() == super::Transport::Rc => {
+            (false, QpType::Rc)
+                if answered && known && bth.opcode.transport() == super::Transport::Rc =>
+            {
                 self.responder.handle_request(now_ns, packet, path, counters, env)
+            }
+            (_, QpType::Uc) if answered && known => {
+                self.responder.handle_unreliable(packet, path, counters, env)
             }
             _ => {
                 counters.dropped += 1;
@@ -410,6 +425,13 @@ impl<const SQ: usize, const RQ: usize> Qp<SQ, RQ> {
     ) -> Result<Option<Transmit>, Fatal> {
         // A failed responder still has its NAK to send, so the state does not matter here.
         let Qp { path, counters, requester, responder, before_ack, .. } = self;
+        if !path.is_reliable() {
+            return match self.state {
+                QpState::Rts => requester.poll_unreliable(now_ns, true, packets_max, path, env),
+                QpState::Sqd => requester.poll_unreliable(now_ns, false, packets_max, path, env),
+                _ => Ok(None),
+            };
+        }
         let ack_waits = responder.only_acknowledges() && *before_ack < path.train_packets;
         if !ack_waits && let Some(transmit) = responder.poll_transmit(path, counters, env)? {
             *before_ack = 0;

@@ -12,8 +12,10 @@
 mod atomic;
 mod completion;
 mod counters;
+mod datagram;
 mod linger;
 mod lists;
+mod modify;
 mod notice;
 mod path;
 mod posted;
@@ -39,7 +41,6 @@ use invar_core::roce::qp::{RequesterPhase, ResponderPhase, Tuning};
 use crate::memory::HostMemory;
 use completion::CompletionQueue;
 use linger::Lingerers;
-use path::Path;
 use posted::DeviceEnv;
 use queue_pair::QueuePair;
 use region::{MemoryRegion, Regions};
@@ -49,6 +50,7 @@ use timers::Timers;
 use transmit::Staging;
 
 pub use counters::DeviceCounters;
+pub use datagram::Receiver;
 pub use notice::{AsyncEvent, Subject};
 pub use queue_pair::{INLINE_BYTES_MAX, QpConfig, SGES_MAX, WORK_REQUESTS_MAX};
 pub use shared_receive::{SHARED_RECEIVES_MAX, SrqConfig};
@@ -278,9 +280,11 @@ impl Device {
     /// of inline data, or for more than 32 buffers of a work request. `ENOMEM`: the device has [`QPS_MAX`]
     /// queue pairs.
     pub fn create_qp(&mut self, config: &QpConfig) -> Result<u32, NicError> {
-        let Device { qps, lingerers, .. } = self;
+        let Device { qps, lingerers, config: DeviceConfig { address, source_ports, .. }, .. } =
+            self;
         let lingers = |qpn| lingerers.contains(qpn);
-        match qps.insert(lingers, |qpn| QueuePair::new(qpn, config)) {
+        let source = |qpn| (source_ports.place(qpn).unwrap_or(0), source_ports.port(qpn));
+        match qps.insert(lingers, |qpn| QueuePair::new(qpn, config, *address, source(qpn))) {
             Some(qpn) => qpn,
             None => Err(NicError::new(Verb::CreateQp, libc::ENOMEM, "too many queue pairs")),
         }
@@ -305,43 +309,6 @@ impl Device {
     /// not exist.
     pub fn qp_phases(&self, qpn: u32) -> Option<(RequesterPhase, ResponderPhase)> {
         self.qps.get(qpn).map(QueuePair::phases)
-    }
-
-    /// Moves a queue pair to another state (`ibv_modify_qp`).
-    ///
-    /// # Errors
-    /// `EINVAL`: the transition does not exist, or an attribute is out of range.
-    pub fn modify_qp(&mut self, qpn: u32, transition: &QpTransition) -> Result<(), NicError> {
-        let connected = match transition {
-            QpTransition::Rtr(attr) => {
-                let ports = self.config.source_ports;
-                let source = (ports.place(qpn).unwrap_or(0), ports.port(qpn));
-                let path = Path::new(self.config.address, source, attr)?;
-                Some((path, self.config.tuning.scaled(attr)))
-            }
-            _ => None,
-        };
-        self.with_qp(qpn, Verb::ModifyQp, |qp, env| {
-            qp.modify(transition, env)?;
-            if let Some((path, tuning)) = connected {
-                qp.set_tuning(tuning);
-                qp.path = Some(path);
-            }
-            Ok(())
-        })
-    }
-
-    /// Changes attributes of a queue pair without a change of state (`ibv_modify_qp`).
-    ///
-    /// # Errors
-    /// `EINVAL`: the state is RESET or ERR, or an attribute is out of range.
-    pub fn update_qp(
-        &mut self,
-        qpn: u32,
-        access: Option<Access>,
-        min_rnr_timer: Option<u8>,
-    ) -> Result<(), NicError> {
-        self.with_qp(qpn, Verb::ModifyQp, |qp, _| qp.update(access, min_rnr_timer))
     }
 
     /// Posts one send request (`ibv_post_send`). The call copies inline data immediately. Inline data

@@ -32,7 +32,7 @@ use crate::udp::RxSocket;
 use handles::OwnedPd;
 
 pub use handles::{Cq, Mr, Pd, Qp, Srq};
-pub use verbs::{Posting, QpSizes};
+pub use verbs::{Posting, QpInit};
 
 /// Speed assumed for a link whose driver does not report one, such as loopback.
 const SPEED_MBPS: u32 = 10_000;

@@ -2,6 +2,7 @@
 //! `timers`, and large amounts in `floods`.
 
 mod acknowledges;
+mod datagrams;
 mod domains;
 mod floods;
 mod lingering;

@@ -38,6 +38,34 @@ pub struct ibv_wr_atomic {
     pub rkey: u32,
 }
 
+/// `wr.ud` of `struct ibv_send_wr`, at the place of `remote_addr`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct ibv_wr_ud {
+    pub ah: *mut ibv_ah,
+    pub remote_qpn: u32,
+    pub remote_qkey: u32,
+}
+
+#[repr(C)]
+pub struct ibv_ah {
+    pub context: *mut ibv_context,
+    pub pd: *mut super::ibv_pd,
+    pub handle: u32,
+}
+
+/// The header in front of a received datagram, with fields in network byte order. For IPv4, the IP header
+/// is its last 20 bytes.
+#[repr(C)]
+pub struct ibv_grh {
+    pub version_tclass_flow: u32,
+    pub paylen: u16,
+    pub next_hdr: u8,
+    pub hop_limit: u8,
+    pub sgid: super::ibv_gid,
+    pub dgid: super::ibv_gid,
+}
+
 pub const IBV_WR_ATOMIC_CMP_AND_SWP: u32 = 5;
 pub const IBV_WR_ATOMIC_FETCH_AND_ADD: u32 = 6;
 /// Atomics are atomic with respect to processors and other devices too.

@@ -71,14 +71,16 @@ fn rows() -> Vec<Row> {
     }
     {
         use provider::{
-            ibv_comp_channel, ibv_cq, ibv_device, ibv_device_attr, ibv_device_attr_ex, ibv_pd,
-            ibv_qp, ibv_qp_init_attr_ex, ibv_srq, ibv_srq_attr, ibv_srq_init_attr,
+            ibv_ah, ibv_comp_channel, ibv_cq, ibv_device, ibv_device_attr, ibv_device_attr_ex,
+            ibv_grh, ibv_pd, ibv_qp, ibv_qp_init_attr_ex, ibv_srq, ibv_srq_attr, ibv_srq_init_attr,
         };
-        sizes!(rows; ibv_comp_channel, ibv_cq, ibv_device, ibv_device_attr, ibv_device_attr_ex, ibv_pd,
+        sizes!(rows; ibv_ah, ibv_grh, ibv_comp_channel, ibv_cq, ibv_device, ibv_device_attr, ibv_device_attr_ex, ibv_pd,
             ibv_qp, ibv_srq, ibv_srq_attr, ibv_srq_init_attr);
         offsets! { rows;
             ibv_device { node_type, transport_type, name, dev_name, dev_path, ibdev_path }
             ibv_comp_channel { context, fd, refcnt }
+            ibv_ah { context, pd, handle }
+            ibv_grh { version_tclass_flow, paylen, next_hdr, hop_limit, sgid, dgid }
             ibv_pd { handle }
             ibv_cq { channel, cq_context, handle, cqe, mutex, cond, comp_events_completed }
             ibv_qp { pd, send_cq, recv_cq, srq, handle, qp_num, state, qp_type, mutex, cond,
@@ -108,6 +110,14 @@ fn rows() -> Vec<Row> {
             let field = format!("offsetof(struct ibv_send_wr, wr.atomic.{field})");
             rows.push((field, offset_of!(ibv_send_wr, remote_addr) + ours));
         }
+        for (field, ours) in [
+            ("ah", offset_of!(provider::ibv_wr_ud, ah)),
+            ("remote_qpn", offset_of!(provider::ibv_wr_ud, remote_qpn)),
+            ("remote_qkey", offset_of!(provider::ibv_wr_ud, remote_qkey)),
+        ] {
+            let field = format!("offsetof(struct ibv_send_wr, wr.ud.{field})");
+            rows.push((field, offset_of!(ibv_send_wr, remote_addr) + ours));
+        }
         use provider::*;
         constants! { rows;
             IBV_NODE_CA, IBV_TRANSPORT_IB, IBV_DEVICE_CURR_QP_STATE_MOD, IBV_DEVICE_SYS_IMAGE_GUID,
@@ -119,10 +129,10 @@ fn rows() -> Vec<Row> {
     }
     constants! { rows;
         IBV_PORT_ACTIVE, IBV_LINK_LAYER_INFINIBAND, IBV_LINK_LAYER_ETHERNET,
-        IBV_GID_TYPE_ROCE_V1, IBV_GID_TYPE_ROCE_V2, IBV_QPT_RC,
+        IBV_GID_TYPE_ROCE_V1, IBV_GID_TYPE_ROCE_V2, IBV_QPT_RC, IBV_QPT_UC, IBV_QPT_UD,
         IBV_QPS_RESET, IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS, IBV_QPS_SQD, IBV_QPS_SQE,
         IBV_QPS_ERR,
-        IBV_QP_STATE, IBV_QP_ACCESS_FLAGS, IBV_QP_PKEY_INDEX, IBV_QP_PORT, IBV_QP_AV,
+        IBV_QP_STATE, IBV_QP_ACCESS_FLAGS, IBV_QP_PKEY_INDEX, IBV_QP_PORT, IBV_QP_QKEY, IBV_QP_AV,
         IBV_QP_PATH_MTU, IBV_QP_TIMEOUT, IBV_QP_RETRY_CNT, IBV_QP_RNR_RETRY, IBV_QP_RQ_PSN,
         IBV_QP_MAX_QP_RD_ATOMIC, IBV_QP_MIN_RNR_TIMER, IBV_QP_SQ_PSN,
         IBV_QP_MAX_DEST_RD_ATOMIC, IBV_QP_DEST_QPN,
@@ -132,7 +142,9 @@ fn rows() -> Vec<Row> {
         IBV_EVENT_CLIENT_REREGISTER, IBV_EVENT_GID_CHANGE,
     }
     // The verbs constants that core's values must equal.
-    use invar_core::nic::{Access, Mtu, SendFlags, SendOpcode, WcFlags, WcOpcode, WcStatus};
+    use invar_core::nic::{
+        Access, Mtu, QpType, SendFlags, SendOpcode, WcFlags, WcOpcode, WcStatus,
+    };
     let same = [
         ("IBV_ACCESS_LOCAL_WRITE", Access::LOCAL_WRITE.bits()),
         ("IBV_ACCESS_REMOTE_WRITE", Access::REMOTE_WRITE.bits()),
@@ -153,6 +165,10 @@ fn rows() -> Vec<Row> {
         ("IBV_WC_RDMA_READ", WcOpcode::RDMA_READ.0),
         ("IBV_WC_RECV", WcOpcode::RECV.0),
         ("IBV_WC_RECV_RDMA_WITH_IMM", WcOpcode::RECV_RDMA_WITH_IMM.0),
+        ("IBV_QPT_RC", QpType::Rc as u32),
+        ("IBV_QPT_UC", QpType::Uc as u32),
+        ("IBV_QPT_UD", QpType::Ud as u32),
+        ("IBV_WC_GRH", WcFlags::GRH.bits()),
         ("IBV_WC_WITH_IMM", WcFlags::WITH_IMM.bits()),
         ("IBV_WC_SUCCESS", WcStatus::SUCCESS.0),
         ("IBV_WC_RETRY_EXC_ERR", WcStatus::RETRY_EXC_ERR.0),

@@ -69,6 +69,12 @@ pub trait Env {
         let _ = (at, atomic);
         Err(AccessFault)
     }
+    /// Returns the receiver that the adapter keeps for a datagram of the send queue. `None` fails the
+    /// request.
+    fn destination(&mut self, slot: u16) -> Option<Destination> {
+        let _ = slot;
+        None
+    }
     /// Takes the oldest receive of a shared receive queue. The queue pair calls this if a message of the
     /// peer needs a receive and the queue pair has none of its own. The second value says whether the
     /// receive has several buffers. Then the length of its one buffer is that of all, and the adapter
@@ -94,6 +100,15 @@ pub enum Side {
     Local,
     /// The rkey, received from the peer.
     Remote,
+}
+
+/// The queue pair to which a datagram goes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Destination {
+    /// Number of the queue pair, 24 bits.
+    pub qp_num: u32,
+    /// Q_Key of the queue pair. With the top bit set, the sender's own Q_Key stands for it.
+    pub qkey: u32,
 }
 
 /// Registered bytes, named as the adapter wants.
@@ -129,6 +144,8 @@ pub struct Transmit {
     pub payload: Payload,
     /// Number of packets behind this one that belong to the same message and have the same length.
     pub following: u32,
+    /// Slot of a datagram's work request, for which the adapter keeps the receiver's address.
+    pub slot: u16,
 }
 
 impl Transmit {

@@ -18,9 +18,9 @@ pub struct Lingering {
 
 impl<const SQ: usize, const RQ: usize> Qp<SQ, RQ> {
     /// Returns the part that stays when this queue pair is destroyed. Before RTR the queue pair has no
-    /// peer, so the result is `None`.
+    /// peer, and an unreliable one never answers, so the result is `None`.
     pub fn lingering(&self) -> Option<Lingering> {
-        let has_peer = self.path.mtu_bytes > 0;
+        let has_peer = self.path.mtu_bytes > 0 && self.path.is_reliable();
         has_peer.then(|| Lingering::new(self.path, self.responder.last_state()))
     }
 

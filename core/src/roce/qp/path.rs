@@ -1,7 +1,7 @@
 //! The facts about a connection that requester and responder share.
 
 use super::{Payload, TRAIN_BYTES_MAX, Transmit};
-use crate::nic::{Access, Wc, WcStatus};
+use crate::nic::{Access, QpType, Wc, WcStatus};
 use crate::roce::{Bth, Headers, Opcode, Psn, pad_count};
 
 pub(super) const RETH_BYTES: u32 = 16;
@@ -16,6 +16,9 @@ const TRAIN_PACKETS_MAX: u32 = 64;
 #[derive(Clone, Copy, Default)]
 pub(super) struct Path {
     pub(super) qpn: u32,
+    pub(super) qp_type: QpType,
+    /// The key that a datagram needs to be received.
+    pub(super) qkey: u32,
     pub(super) dest_qp: u32,
     pub(super) mtu_bytes: u32,
     /// Number of payload bytes by which the first packet of a multi-packet WRITE is shorter than the
@@ -28,6 +31,10 @@ pub(super) struct Path {
 }
 
 impl Path {
+    pub(super) fn is_reliable(&self) -> bool {
+        self.qp_type == QpType::Rc
+    }
+
     /// Number of packets of a message of `len` bytes. An empty message takes one packet.
     pub(super) fn packets(&self, len: u32) -> u32 {
         len.div_ceil(self.mtu_bytes).max(1)
@@ -49,7 +56,7 @@ impl Path {
             psn,
             ..Bth::default()
         };
-        Transmit { headers: Headers { bth, ..Headers::default() }, payload, following: 0 }
+        Transmit { headers: Headers { bth, ..Headers::default() }, payload, following: 0, slot: 0 }
     }
 
     /// Builds a completion that reports only its status.

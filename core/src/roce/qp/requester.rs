@@ -14,6 +14,7 @@
 
 mod repair;
 mod response;
+mod unreliable;
 mod wqe;
 
 use super::pace::Pacer;
@@ -196,6 +197,9 @@ impl<const SQ: usize> Requester<SQ> {
     /// Completes all posted requests as flushed.
     pub(super) fn flush(&mut self, path: &Path, env: &mut impl Env) {
         self.timer.stop();
+        if !path.is_reliable() {
+            self.finish_sent(path, env);
+        }
         while let Some(wqe) = self.queue.pop() {
             let wc = path.completion(wqe.wr.wr_id, WcStatus::WR_FLUSH_ERR);
             env.complete(Queue::Send, wc, false);

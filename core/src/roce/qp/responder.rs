@@ -5,6 +5,7 @@ mod answer;
 mod atomic;
 mod marked;
 mod operation;
+mod unreliable;
 
 use heapless::{HistoryBuf, Vec};
 
@@ -17,6 +18,7 @@ pub(super) use answer::Answer;
 use answer::{Due, Reply};
 pub(super) use operation::is_acknowledged;
 use operation::{Operation, operation, permitted, uses_receive};
+pub use unreliable::GRH_BYTES;
 
 /// Maximum number of READs and atomics that the responder answers at a time: first answers and repeated ones.
 const REPLIES_MAX: usize = 2 * RD_ATOMIC_MAX as usize;
@@ -314,20 +316,33 @@ impl<const RQ: usize> Responder<RQ> {
         if len > recv.sge.length.saturating_sub(received) {
             return Err(TOO_LONG);
         }
-        if len > 0 && recv.has_list {
-            let slot = QueueRing::<Receive, RQ>::slot(self.queue.head());
-            let placed = env.scatter(Queue::Recv, slot, received, packet.payload);
-            placed.map_err(|_| NO_LOCAL_ACCESS)?;
-        } else if len > 0 {
-            let addr = recv.sge.addr.wrapping_add(received.into());
-            let to = env.resolve(recv.sge.lkey, addr, len, Access::LOCAL_WRITE, Side::Local);
-            env.place(to.map_err(|_| NO_LOCAL_ACCESS)?, packet.payload);
-        }
+        self.place_received(&recv, received, packet.payload, env)?;
         let received = received + len;
         self.message = ResponderMessage::Send { received };
         if position.ends() {
             let Headers { bth, imm, .. } = packet.headers;
             self.complete_receive(WcOpcode::RECV, received, imm, bth.solicited, path, env);
+        }
+        Ok(())
+    }
+
+    /// Copies bytes to `offset` in the buffers of the oldest receive.
+    fn place_received(
+        &self,
+        recv: &Receive,
+        offset: u32,
+        bytes: &[u8],
+        env: &mut impl Env,
+    ) -> Result<(), Refusal> {
+        let len = bytes.len() as u32;
+        if len > 0 && recv.has_list {
+            let slot = QueueRing::<Receive, RQ>::slot(self.queue.head());
+            let placed = env.scatter(Queue::Recv, slot, offset, bytes);
+            placed.map_err(|_| NO_LOCAL_ACCESS)?;
+        } else if len > 0 {
+            let addr = recv.sge.addr.wrapping_add(offset.into());
+            let to = env.resolve(recv.sge.lkey, addr, len, Access::LOCAL_WRITE, Side::Local);
+            env.place(to.map_err(|_| NO_LOCAL_ACCESS)?, bytes);
         }
         Ok(())
     }

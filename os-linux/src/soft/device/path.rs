@@ -20,8 +20,29 @@ pub(super) struct Path {
     tags: Option<Box<Tags>>,
     /// UDP source port of the peer's packets; 0 means any port.
     source_port: u16,
-    /// The last address from which packets came, with the state that verifies them.
-    incoming: Option<(SocketAddr, Flow)>,
+    incoming: Incoming,
+}
+
+/// The last address from which packets came, with the state that verifies their ICRC.
+#[derive(Default)]
+pub(super) struct Incoming(Option<(SocketAddr, Flow)>);
+
+impl Incoming {
+    /// Whether a datagram from `from` ends with the right ICRC.
+    #[inline]
+    pub(super) fn verify(&mut self, from: SocketAddr, local: SocketAddr, bytes: &[u8]) -> bool {
+        if self.0.as_ref().is_none_or(|(source, _)| *source != from) {
+            self.0 = Flow::new(from, local).ok().map(|flow| (from, flow));
+        }
+        let Some((_, flow)) = &mut self.0 else { return false };
+        flow.verify(Ipv4Id::Masked, bytes)
+    }
+}
+
+/// Whether a packet belongs to the default partition.
+#[inline]
+pub(super) fn is_of_partition(packet: &Packet<'_>) -> bool {
+    packet.headers.bth.pkey & PKEY == PKEY
 }
 
 impl Path {
@@ -59,7 +80,13 @@ impl Path {
             masks_ip_id: attr.options.contains(QpOptions::ICRC_MASKS_IP_ID),
         };
         let tags = attr.packet_keys.map(|keys| Box::new(Tags::new(&keys, Psn::new(attr.rq_psn))));
-        Ok(Path { route, outgoing, tags, source_port: attr.ah.udp_source_port, incoming: None })
+        Ok(Path {
+            route,
+            outgoing,
+            tags,
+            source_port: attr.ah.udp_source_port,
+            incoming: Incoming::default(),
+        })
     }
 
     /// Sets the sequence number of the first request that this end sends.
@@ -113,11 +140,11 @@ impl Path {
             }
         } else if !self.verifies() {
             counters.icrc_unverified += 1;
-        } else if !self.verify(from, local, bytes) {
+        } else if !self.incoming.verify(from, local, bytes) {
             counters.icrc_bad += 1;
             return None;
         }
-        if bth.pkey & PKEY != PKEY {
+        if !is_of_partition(&packet) {
             counters.wrong_pkey += 1;
             return None;
         }
@@ -128,15 +155,5 @@ impl Path {
     /// IPv4 it holds if the peer excludes the fields that a UDP socket does not show.
     fn verifies(&self) -> bool {
         self.route.to.is_ipv6() || self.route.masks_ip_id
-    }
-
-    /// Whether a datagram from `from` ends with the right ICRC.
-    #[inline]
-    fn verify(&mut self, from: SocketAddr, local: SocketAddr, bytes: &[u8]) -> bool {
-        if self.incoming.as_ref().is_none_or(|(source, _)| *source != from) {
-            self.incoming = Flow::new(from, local).ok().map(|flow| (from, flow));
-        }
-        let Some((_, flow)) = &mut self.incoming else { return false };
-        flow.verify(Ipv4Id::Masked, bytes)
     }
 }

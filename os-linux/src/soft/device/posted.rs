@@ -5,9 +5,10 @@ use std::ops::Range;
 
 use invar_core::nic::{Access, Atomic, RecvWr, Sge, Wc};
 use invar_core::roce::NakCode;
-use invar_core::roce::qp::{AccessFault, Env, Payload, Queue, Region, Side};
+use invar_core::roce::qp::{AccessFault, Destination, Env, Payload, Queue, Region, Side};
 
 use super::completion::CompletionQueue;
+use super::datagram::Receivers;
 use super::lists::Lists;
 use super::region::Regions;
 use super::shared_receive::SharedQueue;
@@ -24,6 +25,8 @@ pub(super) struct Posted {
     pub(super) recv_lists: Lists,
     /// Atomics by slot of the send queue. The list is empty until the first atomic.
     pub(super) atomics: Vec<Option<Atomic>>,
+    /// Receivers of datagrams. The list is empty for a connection.
+    pub(super) receivers: Receivers,
     pub(super) qpn: u32,
     /// The shared receive queue.
     pub(super) srq: Option<u32>,
@@ -121,6 +124,10 @@ impl Env for QpEnv<'_, '_> {
         self.posted.atomics.get(usize::from(slot)).copied().flatten()
     }
 
+    fn destination(&mut self, slot: u16) -> Option<Destination> {
+        self.posted.receivers.get(slot).map(|receiver| receiver.destination)
+    }
+
     fn update(&mut self, at: Region, atomic: Atomic) -> Result<u64, AccessFault> {
         self.device.regions.update(at, atomic)
     }
@@ -164,6 +171,7 @@ impl Posted {
         send_lists: Lists { sges: Vec::new(), slot_sges: 0 },
         recv_lists: Lists { sges: Vec::new(), slot_sges: 0 },
         atomics: Vec::new(),
+        receivers: Receivers::NONE,
         qpn: 0,
         srq: None,
         told_last: false,

@@ -1,14 +1,18 @@
 //! A queue pair of the device: the engine, and the device's knowledge of the peer.
 
+use std::net::SocketAddr;
+use std::num::NonZeroU32;
+
 use invar_core::nic::{
-    Access, Atomic, NicError, QpCap, QpState, QpTransition, RecvWr, SendWr, Sge, Verb,
+    Access, Atomic, NicError, QpCap, QpState, QpTransition, QpType, RecvWr, SendWr, Sge, Verb,
 };
 use invar_core::roce::Packet;
 use invar_core::roce::Psn;
 use invar_core::roce::qp::{
-    Counters, Lingering, Qp, RequesterPhase, ResponderPhase, Transmit, Tuning,
+    Counters, GRH_BYTES, Lingering, Qp, RequesterPhase, ResponderPhase, Transmit, Tuning,
 };
 
+use super::datagram::{DatagramPaths, Receivers};
 use super::lists::Lists;
 use super::path::Path;
 use super::posted::{DeviceEnv, Inline, Posted, QpEnv};
@@ -45,6 +49,10 @@ pub(super) struct QueuePair {
     pub(super) posted: Posted,
     /// The path to the peer, known since the transition to RTR.
     pub(super) path: Option<Path>,
+    /// The paths of datagrams, which have no peer.
+    pub(super) datagrams: Option<Box<DatagramPaths>>,
+    qp_type: QpType,
+    rate_mbps_max: Option<NonZeroU32>,
     /// Whether the device's list of queue pairs with pending packets contains this one.
     pub(super) listed: bool,
     /// Time of the earliest armed timer; `u64::MAX` if none is armed.
@@ -68,10 +76,14 @@ pub struct QpConfig {
     pub recv_sges_max: u32,
     /// A shared receive queue. Then the queue pair has no receives of its own.
     pub srq: Option<u32>,
+    /// The transport service.
+    pub qp_type: QpType,
+    /// Maximum rate of sent payload in Mbit/s, if it is less than the device's.
+    pub rate_mbps_max: Option<NonZeroU32>,
 }
 
 impl QpConfig {
-    /// A queue pair that completes to one queue, and whose work requests have one buffer.
+    /// A reliable connection that completes to one queue, and whose work requests have one buffer.
     pub fn new(pd: u32, cq: u32, cap: QpCap) -> Self {
         QpConfig {
             pd,
@@ -81,6 +93,8 @@ impl QpConfig {
             send_sges_max: 1,
             recv_sges_max: 1,
             srq: None,
+            qp_type: QpType::Rc,
+            rate_mbps_max: None,
         }
     }
 }
@@ -91,14 +105,20 @@ impl QpConfig {
 #[inline(never)]
 fn boxed<const SQ: usize, const RQ: usize>(
     qpn: u32,
-    cap: &QpCap,
+    config: &QpConfig,
 ) -> Result<Box<Qp<SQ, RQ>>, NicError> {
-    Ok(Box::new(Qp::new(qpn, *cap)?))
+    Ok(Box::new(Qp::new(qpn, config.cap)?.with_type(config.qp_type)))
 }
 
 impl QueuePair {
-    pub(super) fn new(qpn: u32, config: &QpConfig) -> Result<Self, NicError> {
-        let QpConfig { pd, send_cq, recv_cq, cap, send_sges_max, recv_sges_max, srq } = *config;
+    /// Makes a queue pair. `source` is the index and the number of the port that its packets leave from.
+    pub(super) fn new(
+        qpn: u32,
+        config: &QpConfig,
+        local: SocketAddr,
+        source: (usize, u16),
+    ) -> Result<Self, NicError> {
+        let QpConfig { pd, send_cq, recv_cq, cap, send_sges_max, recv_sges_max, srq, .. } = *config;
         if send_sges_max.max(recv_sges_max) > SGES_MAX {
             let cause = "a work request has more than 32 buffers";
             return Err(NicError::new(Verb::CreateQp, libc::EINVAL, cause));
@@ -107,13 +127,12 @@ impl QueuePair {
             let cause = "max_inline_data exceeds 1024 bytes";
             return Err(NicError::new(Verb::CreateQp, libc::EINVAL, cause));
         }
-        let cap = &cap;
         let (engine, sends, recvs) = match (cap.max_send_wr, cap.max_recv_wr) {
-            (0..=128, 0..=64) => (Engine::Small(boxed(qpn, cap)?), 128, 64),
-            (0..=512, 0..=256) => (Engine::Medium(boxed(qpn, cap)?), 512, 256),
+            (0..=128, 0..=64) => (Engine::Small(boxed(qpn, config)?), 128, 64),
+            (0..=512, 0..=256) => (Engine::Medium(boxed(qpn, config)?), 512, 256),
             _ => {
                 let most = WORK_REQUESTS_MAX as usize;
-                (Engine::Large(boxed(qpn, cap)?), most, most)
+                (Engine::Large(boxed(qpn, config)?), most, most)
             }
         };
         let slot_bytes = cap.max_inline_data as usize;
@@ -127,17 +146,32 @@ impl QueuePair {
                 send_lists: Lists::new(sends, send_sges_max),
                 recv_lists: Lists::new(recvs, recv_sges_max),
                 atomics: Vec::new(),
+                receivers: Receivers::NONE,
                 qpn,
                 srq,
                 told_last: false,
             },
             path: None,
+            datagrams: (config.qp_type == QpType::Ud)
+                .then(|| Box::new(DatagramPaths::new(local, source))),
+            qp_type: config.qp_type,
+            rate_mbps_max: config.rate_mbps_max,
             listed: false,
             armed_ns: u64::MAX,
         })
     }
 
+    pub(super) fn qp_type(&self) -> QpType {
+        self.qp_type
+    }
+
+    pub(super) fn set_qkey(&mut self, qkey: u32) {
+        engine!(&mut self.engine, qp => qp.set_qkey(qkey));
+    }
+
     pub(super) fn set_tuning(&mut self, tuning: Tuning) {
+        let rate_mbps_max = self.rate_mbps_max.or(tuning.rate_mbps_max);
+        let tuning = Tuning { rate_mbps_max, ..tuning };
         engine!(&mut self.engine, qp => qp.set_tuning(tuning));
     }
 
@@ -198,8 +232,12 @@ impl QueuePair {
         wr: &SendWr,
         env: &mut DeviceEnv<'_>,
     ) -> Result<u16, NicError> {
-        let QueuePair { engine, posted, .. } = self;
-        engine!(engine, qp => qp.post_send(wr, &mut QpEnv { device: env, posted }))
+        let QueuePair { engine, posted, datagrams, .. } = self;
+        let slot = engine!(engine, qp => qp.post_send(wr, &mut QpEnv { device: env, posted }))?;
+        if datagrams.is_some() {
+            posted.receivers.keep(slot);
+        }
+        Ok(slot)
     }
 
     /// Posts a send with several buffers.
@@ -209,12 +247,15 @@ impl QueuePair {
         list: &[Sge],
         env: &mut DeviceEnv<'_>,
     ) -> Result<(), NicError> {
-        let QueuePair { engine, posted, .. } = self;
+        let QueuePair { engine, posted, datagrams, .. } = self;
         let length = posted.send_lists.check(list, Verb::PostSend)?;
         let wr = SendWr { sge: Sge { length, ..Sge::default() }, ..*wr };
         let device = env;
         let slot = engine!(engine, qp => qp.post_send_list(&wr, &mut QpEnv { device, posted }))?;
         posted.send_lists.set(slot, list);
+        if datagrams.is_some() {
+            posted.receivers.keep(slot);
+        }
         Ok(())
     }
 
@@ -272,6 +313,17 @@ impl QueuePair {
         let QueuePair { engine, posted, .. } = self;
         let env = &mut QpEnv { device: env, posted };
         engine!(engine, qp => qp.handle_packet(now_ns, packet, env));
+    }
+
+    pub(super) fn handle_datagram(
+        &mut self,
+        packet: &Packet<'_>,
+        grh: &[u8; GRH_BYTES],
+        env: &mut DeviceEnv<'_>,
+    ) {
+        let QueuePair { engine, posted, .. } = self;
+        let env = &mut QpEnv { device: env, posted };
+        engine!(engine, qp => qp.handle_datagram(packet, grh, env));
     }
 
     #[inline]

@@ -52,12 +52,19 @@ impl Device {
             }
             return;
         };
+        let mut env = DeviceEnv { regions, cqs, events, srqs, notices };
+        if let Some(datagrams) = &mut qp.datagrams {
+            if let Some((packet, grh)) = datagrams.admit(from, bytes, counters) {
+                qp.handle_datagram(&packet, &grh, &mut env);
+                qp.follow_up(qpn, &mut env, ready);
+            }
+            return;
+        }
         let Some(path) = &mut qp.path else {
             counters.unconnected += 1;
             return;
         };
         let Some(packet) = path.admit(from, config.address, bytes, counters) else { return };
-        let mut env = DeviceEnv { regions, cqs, events, srqs, notices };
         qp.handle_packet(now_ns, &packet, &mut env);
         qp.follow_up(qpn, &mut env, ready);
     }

@@ -4,13 +4,14 @@
 //! after the device. The device computes the ICRC over a copy of each packet, and the next packet
 //! overwrites that copy in the nearest cache. If an application changes memory while a work request
 //! sends it, which the verbs forbid, the peer drops the packet and the device repeats it. The device
-//! copies two kinds of payload behind their headers. A READ response concerns memory that may change at
-//! any time. A short payload is not worth an entry of the list.
+//! copies three kinds of payload behind their headers. A READ response concerns memory that may change at
+//! any time. The memory of a request without acknowledge may change once the request completes. A short
+//! payload is not worth an entry of the list.
 
 use heapless::Vec;
 
 use invar_core::roce::qp::{LONG_MTU_BYTES_MAX, Payload, Region, Transmit};
-use invar_core::roce::{HEADERS_BYTES_MAX, Ipv4Id};
+use invar_core::roce::{HEADERS_BYTES_MAX, Ipv4Id, Opcode, Transport};
 
 use super::path::Path;
 use super::posted::{DeviceEnv, Posted};
@@ -66,6 +67,11 @@ struct Laid {
     wire_bytes: usize,
     /// For a gathered payload: its position in the buffer, its region and its length.
     payload: Option<(usize, Region, usize)>,
+}
+
+/// Whether the memory of a packet must stay unchanged until an acknowledge comes.
+fn keeps_memory(opcode: Opcode) -> bool {
+    opcode.transport() == Transport::Rc && !opcode.is_response()
 }
 
 /// The sink has no room.
@@ -177,8 +183,15 @@ impl Staging {
         counters: &mut DeviceCounters,
     ) -> Result<(), Full> {
         let qpn = qp.qpn();
-        let QueuePair { path, posted, .. } = qp;
-        // An engine before RTR sends nothing.
+        let QueuePair { path, posted, datagrams, .. } = qp;
+        let path = match datagrams {
+            None => path.as_mut(),
+            Some(paths) => {
+                let receiver = posted.receivers.get(run.slot);
+                receiver.and_then(|receiver| paths.path_to(&receiver.ah).ok())
+            }
+        };
+        // An engine before RTR sends nothing, and datagrams were posted with an address that has a path.
         let Some(path) = path else { return Ok(()) };
         loop {
             if let Err(full) = self.add(&run, path, posted, regions, sink, counters) {
@@ -223,7 +236,7 @@ impl Staging {
         let start = self.laid.last().map_or(0, |laid| laid.end);
         let gathered = match transmit.payload {
             Payload::Memory { region, .. }
-                if payload_len >= GATHER_BYTES_MIN && !bth.opcode.is_response() =>
+                if payload_len >= GATHER_BYTES_MIN && keeps_memory(bth.opcode) =>
             {
                 Some((start + headers_len, region, payload_len))
             }

@@ -1,16 +1,21 @@
 //! The rest of the verbs, which programs for libibverbs need and the protocol does not.
 
+use std::num::NonZeroU32;
 use std::sync::atomic::Ordering;
 
-use invar_core::nic::{Access, Atomic, NicError, QpCap, RecvWr, SendWr, Sge, Verb};
+use invar_core::nic::{
+    Access, AddressVector, Atomic, NicError, QpCap, QpType, RecvWr, SendWr, Sge, Verb,
+};
 
 use super::{Cq, Mr, Pd, Qp, SoftNic, Srq};
 use crate::memory::HostMemory;
-use crate::soft::device::{AsyncEvent, Device, QpConfig, SrqConfig, Subject};
+use crate::soft::device::{AsyncEvent, Device, QpConfig, Receiver, SrqConfig, Subject};
 
-/// The sizes of a queue pair.
+/// The transport service and the sizes of a queue pair.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct QpSizes {
+pub struct QpInit {
+    /// The transport service.
+    pub qp_type: QpType,
     /// Lengths of the queues.
     pub cap: QpCap,
     /// Maximum number of buffers of a send.
@@ -132,18 +137,31 @@ impl SoftNic {
         pd: &Pd,
         (send_cq, recv_cq): (&Cq, &Cq),
         srq: Option<&Srq>,
-        sizes: &QpSizes,
+        init: &QpInit,
         notify: impl Fn(AsyncEvent) + Send + 'static,
     ) -> Result<Qp, NicError> {
         let nics = [&pd.0.nic, &send_cq.nic, &recv_cq.nic];
         for nic in nics.into_iter().chain(srq.map(|srq| &srq.nic)) {
             self.check(nic, Verb::CreateQp)?;
         }
-        let QpSizes { cap, send_sges_max, recv_sges_max } = *sizes;
+        let QpInit { qp_type, cap, send_sges_max, recv_sges_max } = *init;
         let (pd, send_cq, recv_cq) = (pd.0.number, send_cq.number, recv_cq.number);
         let recv_sges_max = srq.map_or(recv_sges_max, |srq| srq.sges_max);
         let srq = srq.map(|srq| srq.number);
-        let config = QpConfig { pd, send_cq, recv_cq, cap, send_sges_max, recv_sges_max, srq };
+        // Nothing else keeps an unreliable sender from sending more than a receiver of the same link takes.
+        let link_mbps = NonZeroU32::new(self.0.attr.speed_mbps);
+        let rate_mbps_max = link_mbps.filter(|_| qp_type != QpType::Rc);
+        let config = QpConfig {
+            pd,
+            send_cq,
+            recv_cq,
+            cap,
+            send_sges_max,
+            recv_sges_max,
+            srq,
+            qp_type,
+            rate_mbps_max,
+        };
         let mut moving = self.port().lock();
         let qpn = moving.device.create_qp(&config)?;
         moving.listeners.insert(Subject::Qp(qpn), Box::new(notify));
@@ -164,6 +182,22 @@ impl SoftNic {
         self.port().post(|device| device.update_qp(qp.qpn, access, min_rnr_timer))
     }
 
+    /// Checks that datagrams can go to an address.
+    ///
+    /// # Errors
+    /// The errors of [`Device::check_address`](crate::soft::Device::check_address).
+    pub fn check_address(&self, address: &AddressVector) -> Result<(), NicError> {
+        self.port().lock().device.check_address(address)
+    }
+
+    /// Sets the Q_Key of a queue pair.
+    ///
+    /// # Errors
+    /// The errors of [`Device::set_qkey`](crate::soft::Device::set_qkey).
+    pub fn set_qkey(&self, qp: &Qp, qkey: u32) -> Result<(), NicError> {
+        self.port().lock().device.set_qkey(qp.qpn, qkey)
+    }
+
     /// Posts sends to a queue pair. When `post` returns, this end sends as much as the window allows.
     #[inline]
     pub fn post_sends<R>(&self, qp: &Qp, post: impl FnOnce(&mut Posting<'_>) -> R) -> R {
@@ -178,6 +212,11 @@ impl SoftNic {
 }
 
 impl Posting<'_> {
+    /// Names the receiver of the datagram that is posted next; see [`Device::set_receiver`].
+    pub fn to(&mut self, receiver: &Receiver) -> Result<(), NicError> {
+        self.device.set_receiver(self.qpn, receiver)
+    }
+
     /// Posts a send with at most one buffer; see [`Device::post_send`].
     #[inline]
     pub fn send(&mut self, wr: &SendWr) -> Result<(), NicError> {

@@ -1,14 +1,19 @@
 //! Makes any calls and delivers any packets, in any order. A queue pair must stay sound in every case.
 
 use invar_core::nic::{
-    QpState, QpTransition, RecvWr, SendFlags, SendOpcode, SendWr, Sge, Wc, WcStatus,
+    QpState, QpTransition, QpType, RecvWr, SendFlags, SendOpcode, SendWr, Sge, Wc, WcStatus,
 };
-use invar_core::roce::{Aeth, Bth, Headers, ImmDt, Opcode, Packet, Psn, Reth, Syndrome, pad_count};
+use invar_core::roce::qp::{Destination, GRH_BYTES};
+use invar_core::roce::{
+    Aeth, Bth, Deth, Foreign, Headers, ImmDt, Opcode, Packet, Psn, Reth, Syndrome, pad_count,
+};
 
 use super::{Attr, Choices, Memory, Peer};
 
 /// No state of a queue pair may produce more packets than this at a time.
 const TRANSMIT_MAX: usize = 4096;
+
+const QKEY: u32 = 0x1111_1111;
 
 struct Abuse<'a, 'b> {
     choices: &'a mut Choices<'b>,
@@ -27,6 +32,8 @@ struct Abuse<'a, 'b> {
 /// that was not posted, or never completes one that was.
 pub fn abuse(steps: u32, choices: &mut Choices<'_>) {
     let attr = Attr {
+        qp_type: choices.one(&[QpType::Rc, QpType::Rc, QpType::Uc, QpType::Ud]),
+        qkey: QKEY,
         depth: 8,
         adaptive: choices.percent(50),
         timeout: choices.one(&[14, 0, 1, 31]),
@@ -85,6 +92,10 @@ impl Abuse<'_, '_> {
                 let bytes = vec![3; wr.sge.length as usize];
                 self.peer.host.inline.insert(slot, bytes);
             }
+            if self.choices.percent(95) {
+                let to = Destination { qp_num: 0x12, qkey: self.choices.one(&[QKEY, u32::MAX]) };
+                self.peer.host.destinations.insert(slot, to);
+            }
             self.posted[0].push(wr.wr_id);
             self.next_wr_id += 1;
         }
@@ -117,6 +128,7 @@ impl Abuse<'_, '_> {
             _ => self.choices.one(&all),
         };
         if qp.modify(&move_, host).is_ok() && move_ == QpTransition::Reset {
+            qp.set_qkey(QKEY);
             self.posted = [Vec::new(), Vec::new()];
             for move_ in [init, rtr, rts] {
                 qp.modify(&move_, host).unwrap();
@@ -136,7 +148,16 @@ impl Abuse<'_, '_> {
     fn packet(&mut self) {
         let choices = &mut *self.choices;
         let opcodes = if choices.percent(95) { 0x15 } else { 256 };
-        let opcode = Opcode(choices.below(opcodes) as u8);
+        // Mostly choose an opcode of the queue pair's transport service.
+        let service = match self.attr.qp_type {
+            QpType::Rc => 0,
+            QpType::Uc => 0x20,
+            QpType::Ud => 0x60,
+        };
+        let opcode = match choices.below(opcodes) as u8 {
+            number if choices.percent(95) => Opcode(number | service),
+            number => Opcode(number),
+        };
         // Choose a PSN near the progress of the requester or the responder.
         let base = self.attr.psns[usize::from(!opcode.is_response())];
         let psn = Psn::new(base).add(match choices.below(8) {
@@ -168,15 +189,20 @@ impl Abuse<'_, '_> {
         let reth = Reth { va: self.addr(), rkey: self.key(), dma_len };
         // Sometimes leave out headers that the opcode needs. A decoder would not produce such a packet.
         let some = self.choices.percent(98);
+        let qkey = self.choices.one(&[QKEY, QKEY, QKEY, 0]);
         let headers = Headers {
             bth,
             reth: some.then_some(reth),
             aeth: some.then_some(Aeth { syndrome, msn: 0 }),
             imm: self.choices.percent(30).then_some(ImmDt([1; 4])),
-            foreign: None,
+            foreign: some.then_some(Foreign::Datagram(Deth { qkey, resv8: 7, src_qp: 0x12 })),
         };
         let payload = vec![0xee; len as usize];
         let packet = Packet { headers, payload: &payload, trailer: &[] };
+        if self.attr.qp_type == QpType::Ud && self.choices.percent(90) {
+            self.peer.qp.handle_datagram(&packet, &[4; GRH_BYTES], &mut self.peer.host);
+            return;
+        }
         self.peer.qp.handle_packet(self.now, &packet, &mut self.peer.host);
     }
 

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use invar_core::nic::{Access, Atomic, RecvWr, Wc};
-use invar_core::roce::qp::{AccessFault, Env, Payload, Queue, Region, Side};
+use invar_core::roce::qp::{AccessFault, Destination, Env, Payload, Queue, Region, Side};
 
 /// A registered region. Its lkey and rkey are equal.
 #[derive(Clone, Debug)]
@@ -44,6 +44,8 @@ pub struct Host {
     pub shared: VecDeque<RecvWr>,
     /// The operations of posted atomics, by slot.
     pub atomics: BTreeMap<u16, Atomic>,
+    /// The receivers of posted datagrams, by slot.
+    pub destinations: BTreeMap<u16, Destination>,
 }
 
 impl Host {
@@ -93,6 +95,10 @@ impl Env for Host {
 
     fn atomic(&mut self, slot: u16) -> Option<Atomic> {
         self.atomics.get(&slot).copied()
+    }
+
+    fn destination(&mut self, slot: u16) -> Option<Destination> {
+        self.destinations.get(&slot).copied()
     }
 
     fn update(&mut self, at: Region, atomic: Atomic) -> Result<u64, AccessFault> {

@@ -3,10 +3,10 @@
 use std::iter;
 
 use invar_core::nic::{
-    Access, Atomic, Mtu, QpCap, QpOptions, QpTransition, RecvWr, RtrAttr, RtsAttr, SendFlags,
-    SendOpcode, SendWr, Sge, WcStatus,
+    Access, Atomic, Mtu, QpCap, QpOptions, QpTransition, QpType, RecvWr, RtrAttr, RtsAttr,
+    SendFlags, SendOpcode, SendWr, Sge, WcStatus,
 };
-use invar_core::roce::qp::{Qp, Transmit, Tuning};
+use invar_core::roce::qp::{Destination, Qp, Transmit, Tuning};
 use invar_core::roce::{Aeth, Bth, Headers, Opcode, Packet, Psn, Syndrome};
 
 use super::{Host, Memory};
@@ -15,6 +15,8 @@ use super::{Host, Memory};
 #[derive(Clone, Copy, Debug)]
 #[expect(missing_docs, reason = "those of `RtrAttr`, `RtsAttr` and `QpCap`")]
 pub struct Attr {
+    pub qp_type: QpType,
+    pub qkey: u32,
     pub qpns: [u32; 2],
     pub psns: [u32; 2],
     pub depth: u32,
@@ -34,6 +36,8 @@ pub struct Attr {
 impl Default for Attr {
     fn default() -> Self {
         Attr {
+            qp_type: QpType::Rc,
+            qkey: 0,
             qpns: [0x11, 0x12],
             psns: [0xff_fffa, 0x100],
             depth: 64,
@@ -111,8 +115,9 @@ impl Peer {
     /// A peer in state RESET.
     pub fn reset(attr: &Attr, regions: Vec<Memory>) -> Peer {
         let cap = QpCap { max_send_wr: attr.depth, max_recv_wr: attr.depth, max_inline_data: 64 };
-        let mut qp = Box::new(Qp::new(attr.qpns[0], cap).unwrap());
+        let mut qp = Box::new(Qp::new(attr.qpns[0], cap).unwrap().with_type(attr.qp_type));
         qp.set_tuning(attr.tuning);
+        qp.set_qkey(attr.qkey);
         Peer { qp, host: Host { regions, ..Host::default() } }
     }
 
@@ -177,6 +182,21 @@ impl Peer {
         };
         let slot = self.qp.post_atomic(&wr, atomic, &mut self.host).unwrap();
         self.host.atomics.insert(slot, atomic);
+    }
+
+    /// Posts a signaled datagram of the first bytes of this end's first region.
+    pub fn post_datagram(&mut self, wr_id: u64, length: u32, to: Destination) {
+        let Memory { key, addr, .. } = self.host.regions[0];
+        let wr = SendWr {
+            wr_id,
+            sge: Sge { addr, length, lkey: key },
+            imm_data: 0xcafe,
+            opcode: SendOpcode::SendWithImm,
+            flags: SendFlags::SIGNALED,
+            ..SendWr::default()
+        };
+        let slot = self.qp.post_send(&wr, &mut self.host).unwrap();
+        self.host.destinations.insert(slot, to);
     }
 
     /// Posts a receive into the first region.

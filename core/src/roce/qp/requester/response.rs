@@ -96,7 +96,7 @@ impl<const SQ: usize> Requester<SQ> {
         }
     }
 
-    fn finish_front(&mut self, path: &Path, env: &mut impl Env) {
+    pub(super) fn finish_front(&mut self, path: &Path, env: &mut impl Env) {
         if let Some(wqe) = self.queue.pop()
             && wqe.wr.flags.contains(SendFlags::SIGNALED)
         {

@@ -1,13 +1,16 @@
 //! Work requests on the send queue, and how they are cut into packets.
 
 use crate::nic::{Access, Atomic, SendFlags, SendOpcode, SendWr, Sge, WcOpcode, WcStatus};
-use crate::roce::qp::{Env, Path, Payload, Side, Transmit};
-use crate::roce::{AtomicEth, Foreign, ImmDt, Opcode, Psn, Reth};
+use crate::roce::qp::{Destination, Env, Path, Payload, Side, Transmit};
+use crate::roce::{AtomicEth, Deth, Foreign, ImmDt, Opcode, Psn, Reth};
 
 /// Maximum length of one READ request in packets. A longer READ becomes several requests, cut at
 /// multiples of this number, so that the window bounds the peer's responses. A repeated request stays
 /// within one such piece: rxe answers a duplicate only if it is part of the original.
 const READ_REQUEST_PACKETS: u32 = 32;
+
+/// A work request with this bit in its Q_Key sends the Q_Key of its own queue pair (IBTA §10.2.5).
+const QKEY_IS_OWN: u32 = 1 << 31;
 
 /// The parts of a work request that the engine needs.
 #[derive(Clone, Copy, Default)]
@@ -172,6 +175,29 @@ impl SendWqe {
             _ if !marked || with_imm(opcode) => Some(reth(0, wr.sge.length)),
             _ => Some(reth(offset, len)),
         };
+        Some(transmit)
+    }
+
+    /// Builds the packet of a datagram. `None` means that its memory or its receiver does not exist.
+    pub(super) fn datagram(
+        &self,
+        slot: u16,
+        psn: Psn,
+        path: &Path,
+        env: &mut impl Env,
+    ) -> Option<Transmit> {
+        let Destination { qp_num, qkey } = env.destination(slot)?;
+        let with_imm = self.wr.opcode == SendOpcode::SendWithImm;
+        let opcode = if with_imm { Opcode::UD_SEND_ONLY_IMM } else { Opcode::UD_SEND_ONLY };
+        let payload = self.payload(slot, 0, (self.wr.sge.length, 1), env)?;
+        let mut transmit = path.transmit(opcode, psn, payload);
+        transmit.slot = slot;
+        let headers = &mut transmit.headers;
+        headers.bth.dest_qp = qp_num;
+        headers.bth.solicited = self.wr.flags.contains(SendFlags::SOLICITED);
+        headers.imm = with_imm.then(|| ImmDt(self.wr.imm_data.to_ne_bytes()));
+        let qkey = if qkey & QKEY_IS_OWN != 0 { path.qkey } else { qkey };
+        headers.foreign = Some(Foreign::Datagram(Deth { qkey, resv8: 0, src_qp: path.qpn }));
         Some(transmit)
     }
 

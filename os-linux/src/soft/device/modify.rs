@@ -1,0 +1,57 @@
+//! States and attributes of queue pairs.
+
+use invar_core::nic::{Access, NicError, QpTransition, QpType, Verb};
+
+use super::Device;
+use super::path::Path;
+
+impl Device {
+    /// Moves a queue pair to another state (`ibv_modify_qp`). For datagrams, [`QpTransition::Rtr`] needs the
+    /// path MTU of the port alone, and [`QpTransition::Rts`] the first PSN.
+    ///
+    /// # Errors
+    /// `EINVAL`: the transition does not exist, or an attribute is out of range.
+    pub fn modify_qp(&mut self, qpn: u32, transition: &QpTransition) -> Result<(), NicError> {
+        let ports = self.config.source_ports;
+        let source = (ports.place(qpn).unwrap_or(0), ports.port(qpn));
+        let (local, tuning) = (self.config.address, self.config.tuning);
+        self.with_qp(qpn, Verb::ModifyQp, |qp, env| {
+            let path = match transition {
+                QpTransition::Rtr(attr) if qp.qp_type() != QpType::Ud => {
+                    Some(Path::new(local, source, attr)?)
+                }
+                _ => None,
+            };
+            qp.modify(transition, env)?;
+            if let QpTransition::Rtr(attr) = transition {
+                qp.set_tuning(tuning.scaled(attr));
+                qp.path = path;
+            }
+            Ok(())
+        })
+    }
+
+    /// Changes attributes of a queue pair without a change of state (`ibv_modify_qp`).
+    ///
+    /// # Errors
+    /// `EINVAL`: the state is RESET or ERR, or an attribute is out of range.
+    pub fn update_qp(
+        &mut self,
+        qpn: u32,
+        access: Option<Access>,
+        min_rnr_timer: Option<u8>,
+    ) -> Result<(), NicError> {
+        self.with_qp(qpn, Verb::ModifyQp, |qp, _| qp.update(access, min_rnr_timer))
+    }
+
+    /// Sets the Q_Key of a queue pair: it drops datagrams with another one.
+    ///
+    /// # Errors
+    /// `EINVAL`: the queue pair does not exist.
+    pub fn set_qkey(&mut self, qpn: u32, qkey: u32) -> Result<(), NicError> {
+        self.with_qp(qpn, Verb::ModifyQp, |qp, _| {
+            qp.set_qkey(qkey);
+            Ok(())
+        })
+    }
+}
