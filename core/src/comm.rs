@@ -6,6 +6,7 @@
 //! Both return a [`Request`], and `test` says when the request is done (`net_ib.cc ncclIbIsend`,
 //! `ncclIbIrecv`, `ncclIbTest`).
 
+mod arm;
 mod base;
 mod closing;
 mod control;

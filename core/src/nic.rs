@@ -17,6 +17,7 @@ mod list;
 mod notices;
 mod wr;
 
+use core::ffi::c_int;
 use core::net::IpAddr;
 use core::sync::atomic::AtomicU64;
 
@@ -252,6 +253,16 @@ pub trait Nic {
     }
     /// Takes up to `wcs.len()` completions, oldest first, and returns their number (`ibv_poll_cq`).
     fn poll(&self, cq: &Self::Cq, wcs: &mut [Wc]) -> Result<u32, PollError>;
+    /// Lets the next completion of a queue make descriptors of the operating system readable
+    /// (`ibv_req_notify_cq`), for a caller that wants to sleep. `writes` asks that a peer's write to memory
+    /// over a queue pair of the queue does so too. Calls `ready` for each descriptor. The descriptors stay
+    /// open as long as the queue exists.
+    ///
+    /// The caller polls once more before it sleeps. Returns whether the descriptors tell of all that was
+    /// asked for; if not, the caller must look now and then.
+    fn arm(&self, _cq: &Self::Cq, _writes: bool, _ready: &mut dyn FnMut(c_int)) -> bool {
+        false
+    }
     /// Checks that the device and this queue pair still work, according to the device's reports beside
     /// completions (`ibv_get_async_event`). A waiting caller calls this from time to time.
     ///

@@ -46,8 +46,10 @@
 //!
 //! # Processors
 //!
-//! A waiting rank spins, so it runs best on a processor of its own. Linux may put two ranks that wake
-//! each other on one processor for a while; then each rank runs only while the other does not.
+//! A waiting rank spins for `INVAR_SPIN_US`, so it runs best on a processor of its own. Then it sleeps until
+//! data comes. If spinning is in vain, because other programs need the processors, it sleeps at once. Linux
+//! may put two ranks that wake each other on one processor for a while; then each rank runs only while the
+//! other does not.
 //!
 //! A communicator binds no thread, because only the program knows its other threads. If a host has a
 //! processor for each rank, bind each rank to its own processor before it joins. Bind the threads that

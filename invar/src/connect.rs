@@ -1,8 +1,8 @@
 //! Connecting: a listener makes a handle, and whoever has the handle connects.
 
+use std::cell::Cell;
 use std::net::SocketAddr;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use invar_core::conn::{self, Handle};
 use invar_linux::clock::now_ns;
@@ -10,11 +10,9 @@ use invar_linux::interface::Interface;
 
 use crate::error::Kind;
 use crate::raw::{AnyRecv, AnySend, Attempt, Keeper, Listen};
-use crate::settings::StagingSize;
+use crate::settings::EndSettings;
+use crate::wait::poll_within;
 use crate::{Device, Error, GpuSupport, RecvComm, SendComm, Settings};
-
-/// Time between two polls of a connection that a caller waits for.
-const LOOK_EVERY: Duration = Duration::from_micros(50);
 
 /// A listener for senders, on TCP. Its connections receive on one device.
 pub struct Listener {
@@ -56,9 +54,9 @@ impl Listener {
     /// This host cannot accept, for example because it has no free descriptor. A stranger is no error.
     pub fn accept(&self) -> Result<Option<Accepting>, Error> {
         let Some(attempt) = self.listen.accept()? else { return Ok(None) };
-        let staging = self.settings.gpu.staging;
+        let settings = self.settings.of_end();
         let (device, keeper) = (self.device.clone(), Keeper::of_process()?);
-        Ok(Some(Accepting { attempt, device, staging, keeper }))
+        Ok(Some(Accepting { attempt, device, settings, keeper }))
     }
 
     /// Waits until a peer has called and is connected, at most `timeout`.
@@ -68,22 +66,21 @@ impl Listener {
     /// # Errors
     /// No peer was connected in time. The error is that of the last peer that gave up, if one did.
     pub fn accept_within(&self, timeout: Duration) -> Result<RecvComm, Error> {
-        let start = Instant::now();
-        let (mut accepting, mut last_error) = (None::<Accepting>, None);
-        loop {
+        let (mut accepting, last_error) = (None::<Accepting>, Cell::new(None));
+        let poll = || {
             if accepting.is_none() {
                 accepting = self.accept()?;
             }
-            match accepting.as_mut().map_or(Ok(None), Accepting::poll) {
-                Ok(Some(comm)) => return Ok(comm),
-                Ok(None) => {}
-                Err(error) => (accepting, last_error) = (None, Some(error)),
-            }
-            if start.elapsed() >= timeout {
-                return Err(last_error.unwrap_or_else(|| self.no_peer(timeout)));
-            }
-            thread::sleep(LOOK_EVERY);
-        }
+            let polled = accepting.as_mut().map_or(Ok(None), Accepting::poll);
+            Ok(polled.unwrap_or_else(|error| {
+                accepting = None;
+                last_error.set(Some(error));
+                None
+            }))
+        };
+        poll_within(poll, |waited| {
+            (waited >= timeout).then(|| last_error.take().unwrap_or_else(|| self.no_peer(timeout)))
+        })
     }
 
     fn no_peer(&self, within: Duration) -> Error {
@@ -102,7 +99,7 @@ impl Listener {
 pub struct Accepting {
     attempt: Attempt<AnyRecv>,
     device: Device,
-    staging: StagingSize,
+    settings: EndSettings,
     keeper: Keeper,
 }
 
@@ -114,7 +111,7 @@ impl Accepting {
     /// later call returns that error too.
     pub fn poll(&mut self) -> Result<Option<RecvComm>, Error> {
         let Some(end) = self.poll_raw()? else { return Ok(None) };
-        Ok(Some(RecvComm::new(end.kept(&self.keeper), self.device.clone(), self.staging)))
+        Ok(Some(RecvComm::new(end.kept(&self.keeper), self.device.clone(), &self.settings)))
     }
 
     /// Continues like [`Accepting::poll`], and returns the raw end of the connection. The caller of a
@@ -128,7 +125,8 @@ impl Accepting {
     /// # Errors
     /// See [`Accepting::poll`].
     pub fn wait(mut self) -> Result<RecvComm, Error> {
-        until_there(|| self.poll())
+        // The attempt has a deadline of its own.
+        poll_within(|| self.poll(), |_| None)
     }
 }
 
@@ -137,7 +135,7 @@ impl Accepting {
 pub struct Connecting {
     attempt: Attempt<AnySend>,
     device: Device,
-    staging: StagingSize,
+    settings: EndSettings,
     keeper: Keeper,
 }
 
@@ -159,9 +157,8 @@ impl Connecting {
     fn start(device: &Device, handle: &Handle, settings: &Settings) -> Result<Self, Error> {
         settings.check(device.info())?;
         let attempt = device.adapter().connect(handle, conn_settings(device, settings))?;
-        let (device, staging, keeper) =
-            (device.clone(), settings.gpu.staging, Keeper::of_process()?);
-        Ok(Connecting { attempt, device, staging, keeper })
+        let (device, settings) = (device.clone(), settings.of_end());
+        Ok(Connecting { attempt, device, settings, keeper: Keeper::of_process()? })
     }
 
     /// Continues the handshake without waiting. Returns `None` until the connection is complete.
@@ -171,7 +168,7 @@ impl Connecting {
     /// [`Settings::connect_timeout`]. Every later call returns that error too.
     pub fn poll(&mut self) -> Result<Option<SendComm>, Error> {
         let Some(end) = self.poll_raw()? else { return Ok(None) };
-        Ok(Some(SendComm::new(end.kept(&self.keeper), self.device.clone(), self.staging)))
+        Ok(Some(SendComm::new(end.kept(&self.keeper), self.device.clone(), &self.settings)))
     }
 
     /// Continues like [`Connecting::poll`], and returns the raw end of the connection. The caller of a
@@ -185,17 +182,8 @@ impl Connecting {
     /// # Errors
     /// See [`Connecting::poll`].
     pub fn wait(mut self) -> Result<SendComm, Error> {
-        until_there(|| self.poll())
-    }
-}
-
-/// Polls until there is an answer. Connecting has a deadline of its own.
-fn until_there<T>(mut poll: impl FnMut() -> Result<Option<T>, Error>) -> Result<T, Error> {
-    loop {
-        if let Some(comm) = poll()? {
-            return Ok(comm);
-        }
-        thread::sleep(LOOK_EVERY);
+        // The attempt has a deadline of its own.
+        poll_within(|| self.poll(), |_| None)
     }
 }
 

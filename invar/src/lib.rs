@@ -6,7 +6,7 @@
 //! accepts and gets a [`RecvComm`]. Messages go from a [`MemoryRegion`] to a [`MemoryRegion`].
 //!
 //! Only methods called `wait`, `send`, `recv` and `accept_within` block, each with a deadline. All
-//! others return at once.
+//! others return at once. A call that blocks spins for `INVAR_SPIN_US` and then sleeps.
 //!
 //! ```
 //! use std::time::Duration;
@@ -108,6 +108,7 @@ mod recv;
 mod request;
 mod send;
 mod settings;
+mod spin;
 mod staged;
 mod wait;
 

@@ -10,9 +10,9 @@ use invar_cuda::flush::Method;
 use crate::error::Kind;
 use crate::raw::{self, FlushBuf, RECVS_MAX, RecvBuf, RecvEnd};
 use crate::request::{Of, UnderWay};
-use crate::settings::StagingSize;
+use crate::settings::EndSettings;
 use crate::staged::Staged;
-use crate::wait::wait;
+use crate::wait::{Waiter, Waits, wait};
 use crate::{Device, Error, MemoryRegion, Request};
 
 /// The receiving end of a connection.
@@ -26,6 +26,7 @@ pub struct RecvComm {
     receives: UnderWay<RECVS_MAX>,
     flushes: UnderWay<1>,
     staged: Staged,
+    waiter: Waiter,
     device: Device,
 }
 
@@ -59,10 +60,11 @@ pub enum Flush {
 }
 
 impl RecvComm {
-    pub(crate) fn new(end: Box<dyn RecvEnd>, device: Device, staging: StagingSize) -> Self {
+    pub(crate) fn new(end: Box<dyn RecvEnd>, device: Device, settings: &EndSettings) -> Self {
         let (receives, flushes) = (UnderWay::new(DEPTH_MAX), UnderWay::new(DEPTH_MAX));
-        let (end, staged) = (ClosedOnDrop(Some(end)), Staged::new(staging));
-        RecvComm { end, receives, flushes, staged, device }
+        let (end, staged) = (ClosedOnDrop(Some(end)), Staged::new(settings.staging));
+        let waiter = Waiter::new(settings.spin);
+        RecvComm { end, receives, flushes, staged, waiter, device }
     }
 
     /// Posts a receive of 1 to 8 buffers, and tells the peer. A buffer is a region, a range of its
@@ -203,7 +205,7 @@ impl RecvComm {
     /// # Errors
     /// A timeout, after which the request is still under way; or an error of [`RecvComm::test`].
     pub fn wait(&mut self, request: &Request, timeout: Duration) -> Result<Received, Error> {
-        wait("a receive", timeout, || self.test(request))
+        wait(self, "a receive", timeout, |comm| comm.test(request))
     }
 
     /// Receives one message with `tag` into bytes `range` of `region`, and waits at most `timeout`.
@@ -221,11 +223,11 @@ impl RecvComm {
     ) -> Result<usize, Error> {
         let bufs = [(region, range, tag)];
         let mut request = None;
-        let received = wait("a receive", timeout, || {
+        let received = wait(self, "a receive", timeout, |comm| {
             if request.is_none() {
-                request = self.irecv(&bufs)?;
+                request = comm.irecv(&bufs)?;
             }
-            request.as_ref().map_or(Ok(None), |request| self.test(request))
+            request.as_ref().map_or(Ok(None), |request| comm.test(request))
         })?;
         Ok(received.sizes().first().copied().unwrap_or(0))
     }
@@ -238,6 +240,22 @@ impl RecvComm {
     /// The device that this end receives on.
     pub fn device(&self) -> &Device {
         &self.device
+    }
+}
+
+impl Waits for RecvComm {
+    fn waiter(&mut self) -> &mut Waiter {
+        &mut self.waiter
+    }
+
+    fn arm(&mut self) {
+        let interest = &mut self.waiter.interest;
+        interest.begin();
+        self.end.arm(interest);
+        if self.staged.is_active() {
+            // The GPU's driver tells nobody that a copy is done.
+            interest.blind();
+        }
     }
 }
 

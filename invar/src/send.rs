@@ -8,9 +8,9 @@ use invar_core::error::Ends;
 
 use crate::raw::{SendBuf, SendEnd};
 use crate::request::{Of, UnderWay};
-use crate::settings::StagingSize;
+use crate::settings::EndSettings;
 use crate::staged::Staged;
-use crate::wait::wait;
+use crate::wait::{Waiter, Waits, wait};
 use crate::{Device, Error, MemoryRegion, Request};
 
 /// The sending end of a connection. Dropping it closes the connection.
@@ -19,15 +19,17 @@ pub struct SendComm {
     end: Box<dyn SendEnd>,
     under_way: UnderWay<1>,
     staged: Staged,
+    waiter: Waiter,
     device: Device,
 }
 
 impl SendComm {
-    pub(crate) fn new(end: Box<dyn SendEnd>, device: Device, staging: StagingSize) -> Self {
+    pub(crate) fn new(end: Box<dyn SendEnd>, device: Device, settings: &EndSettings) -> Self {
         SendComm {
             end,
             under_way: UnderWay::new(CoreRequest::INDEX_END),
-            staged: Staged::new(staging),
+            staged: Staged::new(settings.staging),
+            waiter: Waiter::new(settings.spin),
             device,
         }
     }
@@ -103,7 +105,7 @@ impl SendComm {
     /// # Errors
     /// A timeout, after which the send is still under way; or an error of [`SendComm::test`].
     pub fn wait(&mut self, request: &Request, timeout: Duration) -> Result<usize, Error> {
-        wait("a send", timeout, || self.test(request))
+        wait(self, "a send", timeout, |comm| comm.test(request))
     }
 
     /// Sends bytes `range` of `region`: waits for the peer's receive for `tag` and until the send is
@@ -120,11 +122,11 @@ impl SendComm {
         timeout: Duration,
     ) -> Result<usize, Error> {
         let mut request = None;
-        wait("a send", timeout, || {
+        wait(self, "a send", timeout, |comm| {
             if request.is_none() {
-                request = self.isend(region, range.clone(), tag)?;
+                request = comm.isend(region, range.clone(), tag)?;
             }
-            request.as_ref().map_or(Ok(None), |request| self.test(request))
+            request.as_ref().map_or(Ok(None), |request| comm.test(request))
         })
     }
 
@@ -136,5 +138,21 @@ impl SendComm {
     /// The device that this end sends from.
     pub fn device(&self) -> &Device {
         &self.device
+    }
+}
+
+impl Waits for SendComm {
+    fn waiter(&mut self) -> &mut Waiter {
+        &mut self.waiter
+    }
+
+    fn arm(&mut self) {
+        let interest = &mut self.waiter.interest;
+        interest.begin();
+        self.end.arm(interest);
+        if self.staged.is_active() {
+            // The GPU's driver tells nobody that a copy is done.
+            interest.blind();
+        }
     }
 }

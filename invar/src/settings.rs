@@ -64,6 +64,7 @@ pub struct Settings {
     pub(crate) gpu: GpuRules,
     pub(crate) links: LinkRules,
     pub(crate) coll: CollRules,
+    spin: Duration,
     collnet: bool,
     merge_nics: bool,
     /// The name of a communicator's device.
@@ -112,6 +113,14 @@ pub(crate) struct CollRules {
     pub(crate) chunk_bytes: Option<u32>,
     /// Value of `INVAR_COLL_TIMEOUT_MS`.
     pub(crate) timeout: Duration,
+}
+
+/// Settings that both ends of a connection keep.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct EndSettings {
+    pub(crate) staging: StagingSize,
+    /// How long a wait spins at most.
+    pub(crate) spin: Duration,
 }
 
 /// The source of a value.
@@ -215,6 +224,11 @@ impl Settings {
         std::mem::take(&mut self.remarks)
     }
 
+    /// Returns the settings that both ends of a connection keep.
+    pub(crate) fn of_end(&self) -> EndSettings {
+        EndSettings { staging: self.gpu.staging, spin: self.spin }
+    }
+
     /// Returns how connections and communicators look for stalls.
     pub(crate) fn stall(&self) -> StallSettings {
         self.conn.stall
@@ -290,6 +304,7 @@ impl Settings {
                 chunk_bytes: Some(params.chunk_bytes).filter(|bytes| *bytes > 0),
                 timeout: Duration::from_millis(params.coll_timeout_ms.into()),
             },
+            spin: Duration::from_micros(params.spin_us.into()),
             collnet: params.collnet_enable,
             merge_nics: params.ib_merge_nics,
             coll_nic: None,

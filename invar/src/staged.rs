@@ -96,6 +96,11 @@ impl Staged {
         Ok(active.pipeline.push(message, range.len() as u64).ok())
     }
 
+    /// Whether a message is under way.
+    pub(crate) fn is_active(&self) -> bool {
+        self.active.as_ref().is_some_and(|active| !active.pipeline.is_idle())
+    }
+
     /// Whether a message with this tag is under way. No other message with the tag may overtake it.
     #[inline]
     pub(crate) fn has(&self, tag: u32) -> bool {

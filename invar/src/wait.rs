@@ -1,30 +1,133 @@
-//! Waiting by asking again.
+//! Waiting: ask again for a short time, and then sleep until there is news.
 
-use std::thread;
 use std::time::{Duration, Instant};
+
+use invar_linux::interest::Interest;
 
 use crate::Error;
 use crate::error::Kind;
+use crate::spin::Spin;
 
-/// Calls between two looks at the clock. A caller that waits so long lets other threads run.
-const CALLS: u32 = 64;
+/// Calls between two looks at the clock.
+const CALLS: u32 = 8;
+/// The first sleep of a wait is at most this long, and each further one twice as long.
+///
+/// Descriptors tell of data, and the peer's host tells of a peer that has gone. A connection over a NIC hears
+/// of that peer only through the keeper, as it does of a recovery, and the keeper wakes nobody.
+const SLEEP_FIRST: Duration = Duration::from_millis(10);
+/// The longest sleep. The stall watch takes a program that has not called for a second for busy elsewhere.
+const SLEEP_MAX: Duration = Duration::from_millis(500);
+/// The first and the longest sleep of a waiter whom no descriptor tells that it has something to do: a NIC
+/// tells nobody that a peer has written to this host's memory.
+const BLIND: [Duration; 2] = [Duration::from_micros(20), Duration::from_millis(1)];
+
+/// How one end waits.
+#[derive(Debug)]
+pub(crate) struct Waiter {
+    spin: Spin,
+    pub(crate) interest: Interest,
+}
+
+/// An end that can wait.
+pub(crate) trait Waits {
+    fn waiter(&mut self) -> &mut Waiter;
+
+    /// Arms what ends a wait.
+    fn arm(&mut self);
+}
+
+impl Waiter {
+    /// Creates the waits of an end, which spin for at most `spin`.
+    pub(crate) fn new(spin: Duration) -> Self {
+        Waiter { spin: Spin::new(spin), interest: Interest::default() }
+    }
+}
+
+/// The lengths of the sleeps of a wait.
+pub(crate) struct Sleeps {
+    informed: Duration,
+    blind: Duration,
+}
+
+impl Sleeps {
+    pub(crate) fn new() -> Self {
+        Sleeps { informed: SLEEP_FIRST, blind: BLIND[0] }
+    }
+
+    /// Returns how long the next sleep is at most.
+    pub(crate) fn next(&mut self, is_blind: bool) -> Duration {
+        let (sleep, max) = match is_blind {
+            true => (&mut self.blind, BLIND[1]),
+            false => (&mut self.informed, SLEEP_MAX),
+        };
+        let next = (*sleep * 2).min(max);
+        std::mem::replace(sleep, next)
+    }
+}
 
 /// Asks until there is an answer, at most `timeout`.
-pub(crate) fn wait<T>(
+pub(crate) fn wait<E: Waits, T>(
+    end: &mut E,
     what: &'static str,
     timeout: Duration,
-    mut ask: impl FnMut() -> Result<Option<T>, Error>,
+    mut ask: impl FnMut(&mut E) -> Result<Option<T>, Error>,
 ) -> Result<T, Error> {
+    for _ in 0..CALLS {
+        if let Some(answer) = ask(end)? {
+            return Ok(answer);
+        }
+    }
     let start = Instant::now();
-    loop {
+    let spins = end.waiter().spin.begin();
+    let mut spun = Duration::ZERO;
+    while spun < spins.min(timeout) {
         for _ in 0..CALLS {
-            if let Some(answer) = ask()? {
+            if let Some(answer) = ask(end)? {
+                end.waiter().spin.succeeded();
                 return Ok(answer);
             }
         }
-        if start.elapsed() >= timeout {
+        spun = start.elapsed();
+    }
+    if !spins.is_zero() {
+        end.waiter().spin.failed(spun);
+    }
+    let mut sleeps = Sleeps::new();
+    loop {
+        end.arm();
+        if let Some(answer) = ask(end)? {
+            return Ok(answer);
+        }
+        let left = timeout.saturating_sub(start.elapsed());
+        if left.is_zero() {
             return Err(Kind::TimedOut { what, within: timeout }.into());
         }
-        thread::yield_now();
+        let interest = &mut end.waiter().interest;
+        let sleep = sleeps.next(interest.is_blind());
+        if interest.sleep(sleep.min(left)) {
+            sleeps = Sleeps::new();
+        }
+        if let Some(answer) = ask(end)? {
+            return Ok(answer);
+        }
+    }
+}
+
+/// Polls until there is an answer or an error, for an end that is not connected yet. It sleeps for an eighth
+/// of the time that it has waited, so the sleeps delay the answer by no more than that.
+pub(crate) fn poll_within<T>(
+    mut poll: impl FnMut() -> Result<Option<T>, Error>,
+    mut late: impl FnMut(Duration) -> Option<Error>,
+) -> Result<T, Error> {
+    let start = Instant::now();
+    loop {
+        if let Some(answer) = poll()? {
+            return Ok(answer);
+        }
+        let waited = start.elapsed();
+        if let Some(error) = late(waited) {
+            return Err(error);
+        }
+        std::thread::sleep((waited / 8).clamp(Duration::from_micros(50), SLEEP_FIRST));
     }
 }

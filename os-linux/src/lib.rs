@@ -12,6 +12,7 @@
 //! - [`shm`]: memory that processes share
 //! - [`rendezvous`]: how ranks find each other
 //! - [`interface`]: network interfaces
+//! - [`interest`]: how a waiter sleeps until there is news
 //! - [`biased`]: values that one thread uses all the time and another one now and then
 //! - [`ports`]: the ports that listeners take
 //! - [`processors`], [`random`], [`clock`], [`env`](mod@env): processors, random numbers, the clock and
@@ -21,6 +22,7 @@ pub mod abort;
 pub mod biased;
 pub mod clock;
 pub mod env;
+pub mod interest;
 pub mod interface;
 pub mod memory;
 pub mod pcap;

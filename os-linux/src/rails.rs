@@ -2,6 +2,7 @@
 
 mod keys;
 
+use std::ffi::c_int;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -306,6 +307,11 @@ impl<N: Nic> Nic for Rails<N> {
             Some(error) if is_lost => Err(error),
             _ => Ok(polled as u32),
         }
+    }
+
+    fn arm(&self, cq: &RailsCq<N>, writes: bool, ready: &mut dyn FnMut(c_int)) -> bool {
+        let rails = self.0.nics.iter().zip(&cq.cqs);
+        rails.fold(true, |all, (nic, own)| nic.arm(own, writes, ready) && all)
     }
 
     fn check(&self, qp: &RailsQp<N>) -> Result<(), NicError> {

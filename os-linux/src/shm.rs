@@ -4,6 +4,7 @@
 //! Nothing is left behind when the last process ends, whatever ends it. The size of the file is sealed,
 //! so no process can take pages away from another.
 
+mod bell;
 mod ring;
 mod share;
 
@@ -16,6 +17,7 @@ use std::sync::Arc;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
+pub use bell::{BELL_BYTES, Bell};
 pub use ring::{INLINE_BYTES_MAX, RecvRing, RingError, RingLayout, SendRing};
 pub use share::Offer;
 

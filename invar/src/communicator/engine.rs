@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use invar_core::coll::{Operation, Order, Task};
 use invar_linux::rendezvous::Bootstrap;
 
-use super::backoff::{Backoff, Idle};
+use super::backoff::{Backoff, Idle, Pause};
 use super::board::Board;
 use super::call::{Call, Work};
 use super::choose::Facts;
@@ -27,13 +27,13 @@ pub(super) struct Engine {
     pub(super) orders: Vec<Order<Arc<[u32]>>>,
     /// The last collective and its plan, for reuse: programs often repeat the same collective.
     pub(super) last: Option<(Work, Plan)>,
-    /// Whether this host has more ranks than processors.
-    pub(super) crowded: bool,
-    pub(super) timeout: Duration,
+    pub(super) backoff: Backoff,
     /// What this rank is at, for the other ranks.
     pub(super) board: Arc<Board>,
 }
 
+/// The longest sleep. Data wakes a rank, but the end of another rank does not, nor does an abort.
+pub(super) const SLEEP_MAX: Duration = Duration::from_millis(10);
 /// If a rank sees a peer's connection end, it waits this long for the reason from the hub.
 const NEWS_WITHIN: Duration = Duration::from_millis(300);
 /// A rank that is done waits this long for the other ranks to be done too.
@@ -54,21 +54,33 @@ impl Engine {
             match unsafe { self.advance(&mut batch) }? {
                 Advance::Done => return Ok(()),
                 Advance::Moved => {}
-                Advance::Waiting => batch.pause(),
+                Advance::Waiting => self.pause(SLEEP_MAX),
             }
         }
     }
 
     /// Creates a batch of calls that have not begun.
-    pub(super) fn batch<C: AsRef<[Call]>>(&self, calls: C) -> Batch<C> {
-        let backoff = Backoff::new(self.crowded, self.timeout);
-        Batch {
-            calls,
-            begun: 0,
-            current: None,
-            transfers_begun: false,
-            backoff,
-            grace: Grace::None,
+    pub(super) fn batch<C: AsRef<[Call]>>(&mut self, calls: C) -> Batch<C> {
+        self.awake();
+        Batch { calls, begun: 0, current: None, transfers_begun: false, grace: Grace::None }
+    }
+
+    /// Pauses the caller, because the batch waits for another rank: at most `within`.
+    #[inline]
+    pub(super) fn pause(&mut self, within: Duration) {
+        match self.backoff.pause() {
+            Pause::Spin => std::hint::spin_loop(),
+            Pause::Yield => thread::yield_now(),
+            Pause::Arm => self.links.arm(),
+            Pause::Sleep => self.links.sleep(within.min(SLEEP_MAX)),
+        }
+    }
+
+    /// Ends a wait, because data has come.
+    #[inline]
+    fn awake(&mut self) {
+        if self.backoff.renew() {
+            self.links.disarm();
         }
     }
 
@@ -113,7 +125,7 @@ impl Engine {
         batch: &mut Batch<C>,
     ) -> Result<Advance, Error> {
         loop {
-            let Batch { current, backoff, grace, .. } = &mut *batch;
+            let Batch { current, grace, .. } = &mut *batch;
             let Some((_, plan)) = current else {
                 // SAFETY: the caller has promised what `next_plan` demands.
                 let next = unsafe { self.next_plan(batch) }?;
@@ -131,7 +143,7 @@ impl Engine {
             let done = plan.advance(&mut self.links)?;
             let peer = match (done, self.links.progress()?) {
                 (Progress::Done, None) => {
-                    backoff.renew();
+                    self.awake();
                     *grace = Grace::None;
                     self.board.leave();
                     if let Some((Some(work), plan)) = current.take() {
@@ -140,14 +152,14 @@ impl Engine {
                     continue;
                 }
                 (Progress::Moved, _) => {
-                    backoff.renew();
+                    self.awake();
                     *grace = Grace::None;
                     self.board.moved();
                     return Ok(Advance::Moved);
                 }
                 (Progress::Waiting(peer), _) | (Progress::Done, Some(peer)) => peer,
             };
-            match backoff.idle() {
+            match self.backoff.idle() {
                 Idle::Again => {}
                 Idle::Look => {
                     self.board.wait_for(peer);
@@ -269,16 +281,7 @@ pub(super) struct Batch<C> {
     /// The plan in progress, and its work if the plan is of one collective.
     current: Option<(Option<Work>, Plan)>,
     transfers_begun: bool,
-    backoff: Backoff,
     grace: Grace,
-}
-
-impl<C> Batch<C> {
-    /// Pauses the caller, because the batch waits for another rank.
-    #[inline]
-    pub(super) fn pause(&self) {
-        self.backoff.pause();
-    }
 }
 
 /// The result of one round.

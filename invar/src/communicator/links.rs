@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use invar_linux::interest::Interest;
 use invar_linux::rendezvous::Bootstrap;
+use invar_linux::shm::Bell;
 
 use super::dump::Routes;
 use super::link::{RecvLink, SendLink};
@@ -20,12 +22,34 @@ pub struct Links {
     recv: Vec<Option<RecvLink>>,
     /// Whether any link may go over the network.
     over_network: bool,
+    /// Wakes this rank when a rank of this host writes to a link.
+    bell: Option<Bell>,
+    /// The descriptors of links over the network that this rank waits for.
+    interest: Interest,
+    /// What wakes this rank.
+    alarm: Alarm,
+    /// Number of sleeps in a row that data could not end.
+    yields: u32,
     /// For each channel, whether all its links exist.
     is_ready: Vec<bool>,
     /// Makes the links that do not exist yet.
     connector: Option<Connector>,
     /// The links that the connector has started to make.
     pending: Vec<PendingLink>,
+}
+
+/// A rank that data does not wake gives its processor to others this often, and then sleeps.
+const YIELDS: u32 = 2000;
+/// The sleep of a rank that data does not wake.
+const NAP: Duration = Duration::from_micros(100);
+
+/// What wakes a rank that sleeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Alarm {
+    /// Nothing: the rank waits for memory and a network at once, or for a network that tells nobody.
+    None,
+    Bell,
+    Descriptors,
 }
 
 /// For each channel and peer, whether a link to the peer is needed, and whether a link from it is
@@ -46,7 +70,20 @@ impl Links {
         let (send, recv) = links.map(Option::unzip).unzip();
         let is_ready = vec![false; nchannels as usize];
         let (over_network, pending) = (connector.is_some(), Vec::new());
-        Links { nranks, send, recv, over_network, is_ready, connector, pending }
+        let bell = local.and_then(Local::own_bell);
+        Links {
+            nranks,
+            send,
+            recv,
+            over_network,
+            bell,
+            interest: Interest::default(),
+            alarm: Alarm::None,
+            yields: 0,
+            is_ready,
+            connector,
+            pending,
+        }
     }
 
     /// Creates an empty set of links for `nranks` ranks on `nchannels` channels. All links go over the
@@ -173,6 +210,56 @@ impl Links {
             && Instant::now() < deadline
         {
             std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Lets data that arrives from now on end the next [`sleep`](Self::sleep). Before that sleep, check once
+    /// more whether data has come.
+    #[cold]
+    pub(super) fn arm(&mut self) {
+        self.alarm = match &self.bell {
+            Some(bell) if !self.over_network && bell.arm() => Alarm::Bell,
+            None if self.over_network && self.pending.is_empty() => self.arm_descriptors(),
+            _ => Alarm::None,
+        };
+    }
+
+    fn arm_descriptors(&mut self) -> Alarm {
+        self.interest.begin();
+        for link in &mut self.send {
+            if let Some(SendLink::Net(link)) = link {
+                link.arm(&mut self.interest);
+            }
+        }
+        for link in &mut self.recv {
+            if let Some(RecvLink::Net(link)) = link {
+                link.arm(&mut self.interest);
+            }
+        }
+        if self.interest.is_blind() { Alarm::None } else { Alarm::Descriptors }
+    }
+
+    /// Says that nobody needs to wake this rank.
+    #[cold]
+    pub(super) fn disarm(&mut self) {
+        self.bell.iter().for_each(Bell::disarm);
+        self.yields = 0;
+    }
+
+    /// Sleeps until data may have come, at most `within`.
+    #[cold]
+    pub(super) fn sleep(&mut self, within: Duration) {
+        match (self.alarm, &self.bell) {
+            (Alarm::Bell, Some(bell)) => bell.sleep(within),
+            (Alarm::Descriptors, _) => drop(self.interest.sleep(within)),
+            _ => {
+                self.bell.iter().for_each(Bell::disarm);
+                self.yields += 1;
+                match self.yields < YIELDS {
+                    true => std::thread::yield_now(),
+                    false => std::thread::sleep(within.min(NAP)),
+                }
+            }
         }
     }
 

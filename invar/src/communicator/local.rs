@@ -1,12 +1,13 @@
 //! The ranks of one host, and the memory that they share.
 //!
 //! The first rank of a host creates memory with a ring for each channel and each ordered pair of the
-//! host's ranks. It gives the memory to the other ranks. Pages that no rank touches cost nothing.
+//! host's ranks, and behind the rings a bell for each rank. It gives the memory to the other ranks. Pages
+//! that no rank touches cost nothing.
 
 use std::time::Duration;
 
 use invar_linux::rendezvous::Bootstrap;
-use invar_linux::shm::{Offer, RecvRing, RingLayout, SendRing, SharedMemory};
+use invar_linux::shm::{BELL_BYTES, Bell, Offer, RecvRing, RingLayout, SendRing, SharedMemory};
 
 use super::link::{RecvLink, SendLink};
 use super::tags;
@@ -17,6 +18,8 @@ use crate::error::Kind;
 pub(super) struct Local {
     memory: SharedMemory,
     layout: RingLayout,
+    /// The byte at which the bells begin.
+    bells_at: usize,
     /// The ranks of this host, in order.
     ranks: Vec<u32>,
     rank: u32,
@@ -36,10 +39,11 @@ impl Local {
         let count = ranks.len();
         let layout = RingLayout::new(slot_bytes);
         let rings = count.checked_mul(count).and_then(|n| n.checked_mul(nchannels as usize));
-        let sizes = layout
-            .zip(rings)
-            .and_then(|(layout, rings)| Some((layout, rings.checked_mul(layout.ring_bytes())?)));
-        let Some((layout, bytes)) = sizes else {
+        let sizes = layout.zip(rings).and_then(|(layout, rings)| {
+            let bells_at = rings.checked_mul(layout.ring_bytes())?;
+            Some((layout, bells_at, bells_at.checked_add(count.checked_mul(BELL_BYTES)?)?))
+        });
+        let Some((layout, bells_at, bytes)) = sizes else {
             let text = format!(
                 "the {count} ranks of this host cannot share memory with slots of {slot_bytes} bytes \
                  on {nchannels} channels: it would be too large"
@@ -65,7 +69,7 @@ impl Local {
                 Kind::Rank { rank: ranks[0], text }
             })?
         };
-        Ok(Local { memory, layout, ranks, rank })
+        Ok(Local { memory, layout, bells_at, ranks, rank })
     }
 
     /// Returns the links with a peer on a channel. Returns `None` if the peer is on another host or is
@@ -74,11 +78,25 @@ impl Local {
         if peer == self.rank {
             return None;
         }
-        let place = |rank| self.ranks.iter().position(|local| *local == rank);
-        let (us, them, count) = (place(self.rank)?, place(peer)?, self.ranks.len());
+        let (us, them, count) = (self.place(self.rank)?, self.place(peer)?, self.ranks.len());
         let ring = |from, to| (channel as usize * count + from) * count + to;
-        let send = SendRing::new(&self.memory, self.layout, ring(us, them));
-        let recv = RecvRing::new(&self.memory, self.layout, ring(them, us));
+        let (memory, layout, bell) = (&self.memory, self.layout, self.bell(peer)?);
+        let send = SendRing::new(memory, layout, ring(us, them), bell.clone());
+        let recv = RecvRing::new(memory, layout, ring(them, us), bell);
         Some((SendLink::Shm { peer, ring: send }, RecvLink::Shm { peer, ring: recv }))
+    }
+    /// Returns the bell of a rank of this host.
+    fn bell(&self, rank: u32) -> Option<Bell> {
+        Some(Bell::new(&self.memory, self.bells_at + self.place(rank)? * BELL_BYTES))
+    }
+
+    /// Returns the bell of this rank.
+    pub(super) fn own_bell(&self) -> Option<Bell> {
+        self.bell(self.rank)
+    }
+
+    /// Returns the index of a rank among the ranks of this host.
+    fn place(&self, rank: u32) -> Option<usize> {
+        self.ranks.iter().position(|local| *local == rank)
     }
 }

@@ -175,7 +175,9 @@ impl Posted {
             self.core.queue.note_test();
             match self.core.queue.round(workplace) {
                 Some(Advance::Moved | Advance::Done) => {}
-                Some(Advance::Waiting) => workplace.pause(),
+                Some(Advance::Waiting) => {
+                    workplace.pause(time.saturating_sub(start.elapsed()));
+                }
                 None => return,
             }
             if start.elapsed() >= time {

@@ -19,7 +19,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use super::call::Call;
-use super::engine::{Advance, Batch, Engine};
+use super::engine::{Advance, Batch, Engine, SLEEP_MAX};
 use super::{Communicator, Core};
 use crate::Error;
 use crate::error::Kind;
@@ -138,10 +138,10 @@ impl Workplace {
         Workplace { engine, running: None }
     }
 
-    /// Pauses the caller, because the operation that has begun waits for another rank.
-    pub(super) fn pause(&self) {
-        if let Some(running) = &self.running {
-            running.batch.pause();
+    /// Pauses the caller, because the operation that has begun waits for another rank: at most `within`.
+    pub(super) fn pause(&mut self, within: Duration) {
+        if self.running.is_some() {
+            self.engine.pause(within);
         }
     }
 }
@@ -162,7 +162,7 @@ impl Queue {
     pub(super) fn drain(&self, workplace: &mut Workplace) {
         while let Some(round) = self.round(workplace) {
             if round == Advance::Waiting {
-                workplace.pause();
+                workplace.pause(SLEEP_MAX);
             }
         }
     }

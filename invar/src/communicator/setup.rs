@@ -8,6 +8,7 @@ use invar_linux::interface::{Found, Interface};
 use invar_linux::processors::{self, BITS_BYTES};
 use invar_linux::rendezvous::{Bootstrap, this_member};
 
+use super::backoff::Backoff;
 use super::board::Board;
 use super::choose::{Facts, Tuning};
 use super::engine::Engine;
@@ -24,7 +25,7 @@ use crate::{Device, DeviceInfo, DeviceKind, Error, Settings, Survey};
 const CHUNK_ALIGN: usize = 64;
 
 /// Version of the collectives' protocol; all ranks of a communicator must have the same version.
-const VERSION: u32 = 7;
+const VERSION: u32 = 8;
 
 /// The facts that a rank tells the others about itself.
 ///
@@ -93,6 +94,7 @@ pub(super) fn engine(
         1 => None,
         _ => Some(Local::share(&bootstrap, here.clone(), nchannels, tuning.slot_bytes, within)?),
     };
+    let crowded = is_crowded(&all, &ours.host);
     let engine = Engine {
         links: Links::new(nranks, nchannels, memory.as_ref(), connector),
         facts: Facts {
@@ -106,8 +108,7 @@ pub(super) fn engine(
             .map(|order| Order::new(order).expect("each rank is there once"))
             .collect(),
         last: None,
-        crowded: is_crowded(&all, &ours.host),
-        timeout: settings.coll.timeout,
+        backoff: Backoff::new(settings.spin(), crowded, settings.coll.timeout),
         bootstrap,
         board,
     };

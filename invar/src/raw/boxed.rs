@@ -3,6 +3,7 @@
 
 use invar_core::comm::{Fast, Flush, FlushBuf, RecvBuf, Request, SendBuf};
 use invar_core::error::{Ends, Error as CoreError};
+use invar_linux::interest::Interest;
 
 use super::{Care, Carrier, End, RecvEnd, SendEnd, Snapshot};
 use crate::Error;
@@ -20,6 +21,10 @@ macro_rules! impl_end {
 
             fn needs_calls(&self) -> bool {
                 (**self).needs_calls()
+            }
+
+            fn arm(&mut self, interest: &mut Interest) {
+                (**self).arm(interest);
             }
 
             fn close(self: Box<Self>) {

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use invar_core::comm::{Fast, Flush, FlushBuf, RecvBuf, Request, SendBuf, Work};
 use invar_core::error::{Ends, Error as CoreError};
+use invar_linux::interest::Interest;
 
 use super::keeper::Care;
 use super::recorded::Snapshot;
@@ -36,6 +37,12 @@ pub trait End: Send {
     /// Returns whether data moves only in calls, and from and to any memory.
     fn needs_calls(&self) -> bool {
         false
+    }
+
+    /// Arms what ends a wait for a request that was just tested in vain, or that could not start. Test once
+    /// more before the sleep.
+    fn arm(&mut self, interest: &mut Interest) {
+        interest.blind();
     }
 
     /// Ends the connection. A receiving end first tells the peer of the buffers that it has posted, if

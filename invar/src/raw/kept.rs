@@ -5,6 +5,7 @@ use std::mem::ManuallyDrop;
 use invar_core::comm::{Flush, FlushBuf, RecvBuf, Request, SendBuf};
 use invar_core::error::{Ends, Error as CoreError};
 use invar_linux::biased::Owner;
+use invar_linux::interest::Interest;
 
 use super::end::{Carrier, End, RecvEnd, SendEnd};
 use super::keeper::{Care, Keeper, Keeping, Tend, call};
@@ -62,6 +63,14 @@ impl<E: End + 'static> End for Kept<E> {
 
     fn needs_calls(&self) -> bool {
         self.needs_calls
+    }
+
+    fn arm(&mut self, interest: &mut Interest) {
+        // This is no call that tells what the program waits for.
+        if let Some(mut end) = self.end.enter() {
+            return end.arm(interest);
+        }
+        self.end.lock().arm(interest);
     }
 
     fn close(self: Box<Self>) {

@@ -1,11 +1,14 @@
 //! Ends of connections on NICs.
 
+use std::os::fd::BorrowedFd;
+
 use invar_core::comm::{self, Fast, Flush, FlushBuf, RecvBuf, Request, SendBuf};
 use invar_core::conn::Stream;
 use invar_core::error::{Ends, Error as CoreError};
 use invar_core::nic::NicCounters;
 use invar_core::stall::{Role, Wait};
 use invar_linux::clock;
+use invar_linux::interest::Interest;
 use invar_linux::tcp::OobStream;
 
 use super::end::{CLOSE_MAX, Carrier, End, RecvEnd, SendEnd, copy_sizes};
@@ -192,6 +195,14 @@ impl<N: SharedNic, S: Stream + Send> End for On<comm::SendComm<N, S>, N> {
         self.note(Wait::None);
     }
 
+    fn arm(&mut self, interest: &mut Interest) {
+        // SAFETY: the NIC keeps the descriptor open as long as the queue, and so as long as this end.
+        let mut ready = |fd| interest.readable(unsafe { BorrowedFd::borrow_raw(fd) });
+        if !self.comm.arm(&mut ready) {
+            interest.blind();
+        }
+    }
+
     fn snapshot(&self, counts: bool) -> Option<Snapshot> {
         self.comm.snapshot(counts.then(|| self.nic.counters()), self.now_ns())
     }
@@ -289,6 +300,14 @@ impl<N: SharedNic, S: Stream + Send> End for On<comm::RecvComm<N, S>, N> {
 
     fn called(&mut self) {
         self.note(Wait::None);
+    }
+
+    fn arm(&mut self, interest: &mut Interest) {
+        // SAFETY: the NIC keeps the descriptor open as long as the queue, and so as long as this end.
+        let mut ready = |fd| interest.readable(unsafe { BorrowedFd::borrow_raw(fd) });
+        if !self.comm.arm(&mut ready) {
+            interest.blind();
+        }
     }
 
     fn snapshot(&self, counts: bool) -> Option<Snapshot> {

@@ -5,6 +5,7 @@ use std::os::fd::AsRawFd;
 use invar_core::comm::{Flush, FlushBuf, RecvBuf, Request, SendBuf};
 use invar_core::error::{Ends, Error as CoreError};
 use invar_core::stall::Wait;
+use invar_linux::interest::Interest;
 use invar_linux::socket::{RecvComm, SendComm};
 
 use super::end::{Carrier, End, RecvEnd, SendEnd, copy_sizes};
@@ -73,6 +74,10 @@ impl End for SocketSend {
     fn needs_calls(&self) -> bool {
         true
     }
+
+    fn arm(&mut self, interest: &mut Interest) {
+        self.comm.arm(interest);
+    }
 }
 
 impl SendEnd for SocketSend {
@@ -130,6 +135,10 @@ impl End for SocketRecv {
 
     fn needs_calls(&self) -> bool {
         true
+    }
+
+    fn arm(&mut self, interest: &mut Interest) {
+        self.comm.arm(interest);
     }
 }
 

@@ -49,6 +49,11 @@ impl Settings {
         Duration::from_nanos(self.conn.timeout_ns)
     }
 
+    /// Returns the most time that a wait spins before it sleeps (`INVAR_SPIN_US`).
+    pub fn spin(&self) -> Duration {
+        self.spin
+    }
+
     /// Returns the number of queue pairs of a connection that this end makes.
     pub fn queue_pairs(&self) -> u16 {
         self.conn.qps

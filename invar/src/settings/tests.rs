@@ -114,6 +114,7 @@ fn each_method() -> Vec<(Settings, &'static str, &'static str)> {
         (new().connect_timeout(Duration::from_micros(1500)), "INVAR_CONNECT_TIMEOUT_MS", "2"),
         (new().recovery_timeout(Duration::ZERO), "INVAR_RECOVERY_TIMEOUT_MS", "0"),
         (new().suspect_after(Duration::ZERO), "INVAR_SUSPECT_AFTER_MS", "0"),
+        (new().spin_for(Duration::from_millis(2)), "INVAR_SPIN_US", "2000"),
         (new().stall_after(Duration::from_secs(3)), "INVAR_STALL_MS", "3000"),
         (new().recorder(false), "INVAR_RECORDER", "0"),
         (new().metrics("unix:/a"), "INVAR_METRICS", "unix:/a"),

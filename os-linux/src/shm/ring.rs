@@ -12,13 +12,15 @@
 //!
 //! Neither side trusts the other: a length is checked against the slot, and a count against what was
 //! sent. The peer may still change a slot during a read, so callers get a pointer to it.
+//!
+//! Both sides ring the other side's [`Bell`] after each write.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use invar_core::math::STEPS;
 
-use super::SharedMemory;
+use super::{Bell, SharedMemory};
 
 /// Maximum bytes of a message that fits next to its stamp.
 pub const INLINE_BYTES_MAX: usize = 64 - size_of::<u64>();
@@ -147,6 +149,8 @@ fn stamp(index: u32, len: usize) -> u64 {
 #[derive(Debug)]
 pub struct SendRing {
     ring: ShmRing,
+    /// The bell of the other side.
+    bell: Bell,
     /// Number of filled slots, wrapping.
     sent: u32,
     /// Number of emptied slots at the last check.
@@ -154,12 +158,12 @@ pub struct SendRing {
 }
 
 impl SendRing {
-    /// Makes the sending end of ring `number`, in memory that was zeroed.
+    /// Makes the sending end of ring `number`, in memory that was zeroed. `bell` is the receiver's.
     ///
     /// # Panics
     /// Panics if the memory has no such ring.
-    pub fn new(memory: &SharedMemory, layout: RingLayout, number: usize) -> Self {
-        SendRing { ring: layout.ring(memory, number), sent: 0, released: 0 }
+    pub fn new(memory: &SharedMemory, layout: RingLayout, number: usize, bell: Bell) -> Self {
+        SendRing { ring: layout.ring(memory, number), bell, sent: 0, released: 0 }
     }
 
     /// Returns the location for a message of `len` bytes, at most a slot's length; `None` if every slot
@@ -186,6 +190,7 @@ impl SendRing {
         debug_assert!(self.sent.wrapping_sub(self.released) < SLOTS, "`free` comes first");
         self.ring.stamp(self.sent).store(stamp(self.sent, len), Ordering::Release);
         self.sent = self.sent.wrapping_add(1);
+        self.bell.ring();
     }
 }
 
@@ -193,17 +198,19 @@ impl SendRing {
 #[derive(Debug)]
 pub struct RecvRing {
     ring: ShmRing,
+    /// The bell of the other side.
+    bell: Bell,
     /// Number of emptied slots, wrapping.
     released: u32,
 }
 
 impl RecvRing {
-    /// Makes the receiving end of ring `number`, in memory that was zeroed.
+    /// Makes the receiving end of ring `number`, in memory that was zeroed. `bell` is the sender's.
     ///
     /// # Panics
     /// Panics if the memory has no such ring.
-    pub fn new(memory: &SharedMemory, layout: RingLayout, number: usize) -> Self {
-        RecvRing { ring: layout.ring(memory, number), released: 0 }
+    pub fn new(memory: &SharedMemory, layout: RingLayout, number: usize, bell: Bell) -> Self {
+        RecvRing { ring: layout.ring(memory, number), bell, released: 0 }
     }
 
     /// Returns the next message and its length, or `None` if no message has arrived yet.
@@ -225,6 +232,7 @@ impl RecvRing {
     pub fn release(&mut self) {
         self.released = self.released.wrapping_add(1);
         self.ring.released().store(self.released, Ordering::Release);
+        self.bell.ring();
     }
 }
 
@@ -233,13 +241,20 @@ mod tests {
     use std::thread;
 
     use super::*;
+    use crate::shm::BELL_BYTES;
 
     const LAYOUT: RingLayout = RingLayout::new(4096).unwrap();
 
     fn pair(number: usize) -> (SendRing, RecvRing) {
-        let ours = SharedMemory::create("invar-test", 2 * LAYOUT.ring_bytes()).unwrap();
+        let bells_at = 2 * LAYOUT.ring_bytes();
+        let ours = SharedMemory::create("invar-test", bells_at + 2 * BELL_BYTES).unwrap();
         let theirs = SharedMemory::from_fd(ours.to_fd().unwrap()).unwrap();
-        (SendRing::new(&ours, LAYOUT, number), RecvRing::new(&theirs, LAYOUT, number))
+        let receiver = Bell::new(&ours, bells_at);
+        let sender = Bell::new(&theirs, bells_at + BELL_BYTES);
+        (
+            SendRing::new(&ours, LAYOUT, number, receiver),
+            RecvRing::new(&theirs, LAYOUT, number, sender),
+        )
     }
 
     fn send(ring: &mut SendRing, bytes: &[u8]) -> bool {

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use invar_core::conn::StreamError;
 
+use crate::interest::Interest;
 use crate::memory::{Gather, Scatter};
 use crate::tcp::OobStream;
 use worker::Worker;
@@ -112,6 +113,21 @@ impl<O> Lanes<O> {
         Ok(())
     }
 
+    /// Arms what ends a wait for the chunks that are queued: the sockets, or the news of the workers.
+    pub(super) fn arm(&self, interest: &mut Interest) {
+        let is_waited_for = self.lanes.iter().filter(|(_, owners)| !owners.is_empty());
+        if self.workers.is_empty() {
+            for (lane, _) in is_waited_for {
+                match lane.direction {
+                    LaneDirection::Send => interest.writable(&lane.stream),
+                    LaneDirection::Recv => interest.readable(&lane.stream),
+                }
+            }
+        } else if is_waited_for.count() > 0 {
+            self.workers.iter().for_each(|worker| worker.arm(interest));
+        }
+    }
+
     /// Returns the sockets that carry chunks, and the number of threads that move them.
     pub(super) fn streams(&self) -> (impl Iterator<Item = &OobStream>, u16) {
         (self.lanes.iter().map(|(lane, _)| &lane.stream), self.workers.len() as u16)
@@ -124,7 +140,8 @@ impl<O> Lanes<O> {
 }
 
 impl Lane {
-    /// Moves bytes of the first chunk; returns whether any byte moved. Only one thread calls this at a time.
+    /// Moves bytes of the first chunk. Returns whether any byte moved or the lane failed now. Only one thread
+    /// calls this at a time.
     fn step(&self) -> bool {
         // The queue is not locked while the kernel copies.
         let (first, error) = {
@@ -160,7 +177,7 @@ impl Lane {
             }
             Err(error) => {
                 queue.error = Some(error);
-                false
+                true
             }
         }
     }

@@ -13,6 +13,7 @@ use invar_core::stall::{Role, StallSettings, Wait, Watch};
 
 use super::lane::{LaneDirection, Lanes};
 use super::pointer::pointer;
+use crate::interest::Interest;
 use crate::tcp::OobStream;
 use inbox::Inbox;
 
@@ -113,6 +114,18 @@ impl RecvComm {
             self.close_if_over();
         }
         self.receiver.end().map_or(Ok(()), Err)
+    }
+
+    /// Arms what ends a wait for a receive that was just tested in vain.
+    pub fn arm(&mut self, interest: &mut Interest) {
+        let Self { links: Some(links), receiver, inbox, .. } = self else { return };
+        if !self.news_unsent.is_empty() {
+            interest.writable(&self.control);
+        }
+        links.lanes.arm(interest);
+        if links.end.is_none() && receiver.is_starved(inbox.staged().len()) {
+            interest.readable(&links.main);
+        }
     }
 
     /// Returns the number of receives that are posted and not yet tested as done.

@@ -12,6 +12,7 @@ use invar_core::stall::{Role, StallSettings, Wait, Watch};
 
 use super::lane::{LaneDirection, Lanes};
 use super::pointer::pointer;
+use crate::interest::Interest;
 use crate::memory::{Gather, Scatter, read_raw};
 use crate::tcp::OobStream;
 
@@ -126,6 +127,21 @@ impl SendComm {
             self.broken(error);
         }
         self.read_control()
+    }
+
+    /// Arms what ends a wait for a send that was just tested in vain, or that could not start. The call first
+    /// takes the peer's news, so that only further news ends the wait.
+    pub fn arm(&mut self, interest: &mut Interest) {
+        // The next call returns the error.
+        let _ = self.read_control();
+        if self.sender.end().is_some() {
+            return;
+        }
+        if self.sender.has_outgoing() {
+            interest.writable(&self.main);
+        }
+        self.lanes.arm(interest);
+        interest.readable(&self.control);
     }
 
     /// Returns the number of sends that have started and are not yet tested as done.

@@ -49,6 +49,7 @@ use table::{Names, Table};
 use timers::Timers;
 use transmit::Staging;
 
+pub use completion::Awaited;
 pub use counters::DeviceCounters;
 pub use datagram::Receiver;
 pub use notice::{AsyncEvent, Subject};
@@ -239,12 +240,11 @@ impl Device {
         }
     }
 
-    /// Lets the next completion of a queue raise an event, or the next solicited one or error
-    /// (`ibv_req_notify_cq`).
-    pub fn arm_cq(&mut self, cq: u32, solicited_only: bool) {
+    /// Lets the next completion of a queue raise an event, or what else is awaited (`ibv_req_notify_cq`).
+    pub fn arm_cq(&mut self, cq: u32, awaited: Awaited) {
         if let Some(cq) = self.cqs.get_mut(cq) {
             self.armed += usize::from(!cq.is_armed());
-            cq.arm(solicited_only);
+            cq.arm(awaited);
         }
     }
 

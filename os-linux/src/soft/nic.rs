@@ -6,6 +6,7 @@ mod verbs;
 use std::fs::File;
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, RawFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
@@ -19,7 +20,7 @@ use invar_core::param::PortRange;
 use invar_core::roce::qp::{Tuning, WINDOW_PACKETS_MAX};
 
 use super::capture::Capture;
-use super::device::{Device, DeviceConfig, DeviceCounters, QpConfig, QpnRange};
+use super::device::{Awaited, Device, DeviceConfig, DeviceCounters, QpConfig, QpnRange};
 use super::impair::{Impairment, ImpairmentConfig};
 use super::port::Port;
 use super::shared_ports;
@@ -265,7 +266,7 @@ impl Nic for SoftNic {
 
     fn create_cq(&self, depth: usize) -> Result<Cq, NicError> {
         let number = self.port().lock().device.create_cq(depth)?;
-        Ok(Cq { nic: self.clone(), number })
+        Ok(Cq::new(self, number))
     }
 
     fn create_qp(&self, pd: &Pd, cq: &Cq, cap: &QpCap) -> Result<Qp, NicError> {
@@ -317,6 +318,13 @@ impl Nic for SoftNic {
     #[inline]
     fn poll(&self, cq: &Cq, wcs: &mut [Wc]) -> Result<u32, PollError> {
         cq.nic.port().poll(cq.number, wcs)
+    }
+
+    fn arm(&self, cq: &Cq, writes: bool, ready: &mut dyn FnMut(RawFd)) -> bool {
+        let awaited = if writes { Awaited::CompletionOrWrite } else { Awaited::Completion };
+        let Some(event) = cq.arm(awaited) else { return false };
+        ready(event.as_raw_fd());
+        true
     }
 
     fn notices(&self) -> PortNotices {

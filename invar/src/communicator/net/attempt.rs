@@ -10,7 +10,7 @@ use super::status::LinkStatuses;
 use super::{NetRecv, NetSend};
 use crate::error::Kind;
 use crate::raw::{AnyRecv, Keeper, RecvEnd, SendEnd};
-use crate::wait::wait;
+use crate::wait::poll_within;
 use crate::{Accepting, Connecting, Device, Error, Handle, Listener, SendComm, Settings};
 
 /// Most senders that may connect at once. Only one sender is expected, but it may have to retry.
@@ -155,13 +155,16 @@ pub fn wait_for_links(
     within: Duration,
 ) -> Result<Vec<LinkEnds>, Error> {
     let mut ends: Vec<Option<LinkEnds>> = attempts.iter().map(|_| None).collect();
-    let waited = wait("a link between ranks", within, || {
+    let poll = || {
         for (attempt, ends) in attempts.iter_mut().zip(&mut ends) {
             if ends.is_none() {
                 *ends = attempt.poll()?;
             }
         }
         Ok(ends.iter().all(Option::is_some).then_some(()))
+    };
+    let waited = poll_within(poll, |waited| {
+        (waited >= within).then(|| Kind::TimedOut { what: "a link between ranks", within }.into())
     });
     waited.map_err(|error| {
         let texts = attempts.iter().map(LinkAttempt::turned_away);

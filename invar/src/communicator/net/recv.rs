@@ -4,6 +4,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use invar_core::comm::Request;
+use invar_linux::interest::Interest;
 
 use super::ring::{LinkRing, SLOTS, index};
 use super::status::LinkStatus;
@@ -36,6 +37,8 @@ pub struct NetRecv {
     place: NonNull<u8>,
     /// Length of the next message, once it has arrived.
     len: Option<usize>,
+    /// Whether the rank has asked for the next message in vain.
+    is_awaited: bool,
     /// Number of free slots that are announced to the sender at once.
     credits: u64,
     /// Whether data moves only in calls, and to any memory, as over TCP.
@@ -62,6 +65,7 @@ impl NetRecv {
             released: 0,
             place: ring.slot(0),
             len: None,
+            is_awaited: false,
             credits: CREDITS,
             moves_in_calls,
             ring,
@@ -133,6 +137,13 @@ impl NetRecv {
         self.full().map(drop)
     }
 
+    /// Arms what ends a wait for the next message, if the rank waits for it.
+    pub(in crate::communicator) fn arm(&mut self, interest: &mut Interest) {
+        if self.is_awaited {
+            self.end.arm(interest);
+        }
+    }
+
     /// Returns the number of bytes of a slot.
     #[inline]
     pub fn slot_bytes(&self) -> usize {
@@ -154,6 +165,7 @@ impl NetRecv {
         // SAFETY: the caller has promised what `receive` demands.
         let received = unsafe { self.receive(to, len) };
         self.len = received.map_err(|error| self.status.named(&error))?;
+        self.is_awaited = self.len.is_none();
         let (through, come) = (self.released, u64::from(self.len.is_some()));
         self.status.set([through + 1, through + come, through]);
         Ok(())

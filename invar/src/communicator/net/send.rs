@@ -4,6 +4,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use invar_core::comm::Request;
+use invar_linux::interest::Interest;
 
 use super::ring::{LinkRing, SLOTS, index};
 use super::status::LinkStatus;
@@ -167,6 +168,14 @@ impl NetSend {
             self.advance(true)?;
         }
         Ok(self.done == self.published)
+    }
+
+    /// Arms what ends a wait until messages have left or a slot is free, if there are messages.
+    pub(in crate::communicator) fn arm(&mut self, interest: &mut Interest) {
+        let has_started = self.started == self.published && !self.is_full();
+        if self.done < self.published && (self.moves_in_calls || !has_started) {
+            self.end.arm(interest);
+        }
     }
 
     /// Returns the number of bytes of a slot.

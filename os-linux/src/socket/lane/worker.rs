@@ -3,12 +3,13 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::thread::{self, JoinHandle};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use super::{Lane, LaneDirection};
+use crate::interest::Interest;
 
 /// The longest sleep. New work wakes a worker; the limit covers a wake-up that is missed.
 const SLEEP_MAX: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
@@ -24,12 +25,18 @@ struct Shared {
     /// An event descriptor that is readable when there is new work.
     news: OwnedFd,
     is_over: AtomicBool,
+    /// An event descriptor that is readable when a lane has moved bytes or has failed, for an owner that waits.
+    moved: OwnedFd,
+    /// Whether the owner waits.
+    is_awaited: AtomicBool,
 }
 
 impl Worker {
     pub(super) fn start(lanes: Vec<Arc<Lane>>) -> io::Result<Worker> {
-        let news = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let shared = Arc::new(Shared { lanes, news, is_over: AtomicBool::new(false) });
+        let event = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let (news, moved) = (event()?, event()?);
+        let (is_over, is_awaited) = (AtomicBool::new(false), AtomicBool::new(false));
+        let shared = Arc::new(Shared { lanes, news, is_over, moved, is_awaited });
         let thread = thread::Builder::new().name("invar-socket".to_owned());
         let thread = thread.spawn({
             let shared = Arc::clone(&shared);
@@ -41,6 +48,18 @@ impl Worker {
     pub(super) fn wake(&self) {
         // The write fails only if the counter is full, and then a wake-up is already pending.
         let _ = rustix::io::write(&self.shared.news, &1u64.to_ne_bytes());
+    }
+}
+
+impl Worker {
+    /// Lets the next chunk that moves end the owner's wait. Look for moved chunks afterwards, before the
+    /// sleep.
+    pub(super) fn arm(&self, interest: &mut Interest) {
+        let _ = rustix::io::read(&self.shared.moved, &mut [0; 8]);
+        self.shared.is_awaited.store(true, Ordering::SeqCst);
+        // The worker counts the chunk before it looks whether the owner waits.
+        fence(Ordering::SeqCst);
+        interest.readable(&self.shared.moved);
     }
 }
 
@@ -62,7 +81,19 @@ impl Shared {
             let moved = self.lanes.iter().filter(|lane| lane.step()).count();
             if moved == 0 {
                 self.sleep();
+            } else {
+                self.tell();
             }
+        }
+    }
+
+    /// Ends the wait of an owner that waits for chunks.
+    fn tell(&self) {
+        fence(Ordering::SeqCst);
+        if self.is_awaited.load(Ordering::Relaxed) && self.is_awaited.swap(false, Ordering::Relaxed)
+        {
+            // The write fails only if the counter is full, and then the owner is woken already.
+            let _ = rustix::io::write(&self.moved, &1u64.to_ne_bytes());
         }
     }
 

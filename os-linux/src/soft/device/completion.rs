@@ -13,13 +13,26 @@ pub(super) struct CompletionQueue {
 }
 
 /// Completions that raise an event.
-#[derive(Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 enum Armed {
     #[default]
     None,
     /// Solicited completions and errors.
     Solicited,
     Any,
+    /// Any completion, and a peer's write to memory.
+    AnyOrWrite,
+}
+
+/// What ends the wait of an armed completion queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Awaited {
+    /// A solicited completion or an error.
+    Solicited,
+    /// Any completion.
+    Completion,
+    /// Any completion, and a write of a peer to memory over a queue pair of this queue.
+    CompletionOrWrite,
 }
 
 impl CompletionQueue {
@@ -44,7 +57,7 @@ impl CompletionQueue {
         let raises = match self.armed {
             Armed::None => false,
             Armed::Solicited => solicited || wc.status != WcStatus::SUCCESS || self.overrun,
-            Armed::Any => true,
+            Armed::Any | Armed::AnyOrWrite => true,
         };
         if raises {
             self.armed = Armed::None;
@@ -52,13 +65,24 @@ impl CompletionQueue {
         raises
     }
 
-    /// Lets the next completion raise an event, or the next solicited one or error. A queue that waits
-    /// for any completion keeps doing so.
-    pub(super) fn arm(&mut self, solicited_only: bool) {
-        self.armed = match (self.armed, solicited_only) {
-            (Armed::Any, _) | (_, false) => Armed::Any,
-            (_, true) => Armed::Solicited,
-        };
+    /// Lets the next completion raise an event, or what else is awaited. A queue that waits for more keeps
+    /// doing so.
+    pub(super) fn arm(&mut self, awaited: Awaited) {
+        self.armed = self.armed.max(match awaited {
+            Awaited::Solicited => Armed::Solicited,
+            Awaited::Completion => Armed::Any,
+            Awaited::CompletionOrWrite => Armed::AnyOrWrite,
+        });
+    }
+
+    /// Notes that a peer has written to memory. Returns whether this raises an event.
+    #[inline]
+    pub(super) fn written(&mut self) -> bool {
+        let raises = self.armed == Armed::AnyOrWrite;
+        if raises {
+            self.armed = Armed::None;
+        }
+        raises
     }
 
     pub(super) fn is_armed(&self) -> bool {
@@ -124,18 +148,32 @@ mod tests {
         let error = Wc { status: WcStatus::RETRY_EXC_ERR, ..wc(9) };
         let mut cq = CompletionQueue::new(100);
         assert!(!cq.push(wc(1), true), "not armed");
-        cq.arm(false);
+        cq.arm(Awaited::Completion);
         assert!(cq.push(wc(2), false));
         assert!(!cq.push(wc(3), true), "raised one already");
-        cq.arm(true);
+        cq.arm(Awaited::Solicited);
         assert!(!cq.push(wc(4), false));
         assert!(cq.push(wc(5), true));
-        cq.arm(true);
+        cq.arm(Awaited::Solicited);
         assert!(cq.push(error, false));
-        cq.arm(true);
-        cq.arm(false);
-        cq.arm(true);
+        cq.arm(Awaited::Solicited);
+        cq.arm(Awaited::Completion);
+        cq.arm(Awaited::Solicited);
         assert!(cq.push(wc(6), false), "waits for any");
+    }
+
+    #[test]
+    fn a_write_raises_an_event_only_where_it_is_awaited() {
+        let mut cq = CompletionQueue::new(100);
+        assert!(!cq.written(), "not armed");
+        cq.arm(Awaited::Completion);
+        assert!(!cq.written());
+        cq.arm(Awaited::CompletionOrWrite);
+        cq.arm(Awaited::Solicited);
+        assert!(cq.written());
+        assert!(!cq.push(wc(1), true), "raised one already");
+        cq.arm(Awaited::CompletionOrWrite);
+        assert!(cq.push(wc(2), false));
     }
 
     #[test]

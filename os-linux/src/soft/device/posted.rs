@@ -72,6 +72,11 @@ impl Env for QpEnv<'_, '_> {
     #[inline]
     fn place(&mut self, to: Region, payload: &[u8]) {
         self.device.regions.place(to, payload);
+        if let Some(cq) = self.device.cqs.get_mut(self.posted.recv_cq)
+            && cq.written()
+        {
+            self.device.events.push(self.posted.recv_cq);
+        }
     }
 
     fn gather(

@@ -1,13 +1,15 @@
 //! The objects of the verbs. Each handle keeps its NIC, and dropping the handle ends the object in the
 //! NIC.
 
-use std::sync::Arc;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, OnceLock};
 
 use invar_core::nic::{MemoryKeys, QpState};
+use rustix::event::{EventfdFlags, eventfd};
 
 use super::SoftNic;
 use crate::clock::now_ns;
-use crate::soft::device::Subject;
+use crate::soft::device::{Awaited, Subject};
 
 /// A protection domain; clones share the domain.
 #[derive(Clone)]
@@ -53,6 +55,37 @@ impl Drop for Mr {
 pub struct Cq {
     pub(super) nic: SoftNic,
     pub(super) number: u32,
+    /// An event descriptor that is readable after an event of the queue, once somebody has waited for one.
+    event: OnceLock<Arc<OwnedFd>>,
+}
+
+impl Cq {
+    pub(super) fn new(nic: &SoftNic, number: u32) -> Self {
+        Cq { nic: nic.clone(), number, event: OnceLock::new() }
+    }
+
+    /// Arms the queue and returns the descriptor that its event makes readable. Returns `None` if the process
+    /// has no descriptor left.
+    pub(super) fn arm(&self, awaited: Awaited) -> Option<BorrowedFd<'_>> {
+        let event = match self.event.get() {
+            Some(event) => event,
+            None => {
+                let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).ok()?;
+                let event = self.event.get_or_init(|| Arc::new(event));
+                let raised = Arc::clone(event);
+                // The write fails only if the counter is full, and then the descriptor is readable.
+                let notify = move || {
+                    let _ = rustix::io::write(&raised, &1_u64.to_ne_bytes());
+                };
+                self.nic.port().lock().notify.insert(self.number, Box::new(notify));
+                event
+            }
+        };
+        // Earlier events count no more: the caller looks at the queue before it sleeps.
+        let _ = rustix::io::read(event, &mut [0; 8]);
+        self.nic.await_event(self, awaited);
+        Some(event.as_fd())
+    }
 }
 
 impl Drop for Cq {

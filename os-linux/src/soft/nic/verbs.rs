@@ -9,7 +9,7 @@ use invar_core::nic::{
 
 use super::{Cq, Mr, Pd, Qp, SoftNic, Srq};
 use crate::memory::HostMemory;
-use crate::soft::device::{AsyncEvent, Device, QpConfig, Receiver, SrqConfig, Subject};
+use crate::soft::device::{AsyncEvent, Awaited, Device, QpConfig, Receiver, SrqConfig, Subject};
 
 /// The transport service and the sizes of a queue pair.
 #[derive(Clone, Copy, Debug, Default)]
@@ -62,7 +62,7 @@ impl SoftNic {
         let number = moving.device.create_cq(depth)?;
         moving.notify.insert(number, Box::new(notify));
         drop(moving);
-        Ok(Cq { nic: self.clone(), number })
+        Ok(Cq::new(self, number))
     }
 
     /// Changes the depth of a completion queue.
@@ -76,8 +76,13 @@ impl SoftNic {
     /// Lets the next completion raise an event, or the next solicited one or error. The NIC's thread
     /// drives the NIC until then, because the application may sleep.
     pub fn arm_cq(&self, cq: &Cq, solicited_only: bool) {
+        self.await_event(cq, if solicited_only { Awaited::Solicited } else { Awaited::Completion });
+    }
+
+    /// Arms a queue as [`SoftNic::arm_cq`] does.
+    pub(super) fn await_event(&self, cq: &Cq, awaited: Awaited) {
         let mut moving = self.port().lock();
-        moving.device.arm_cq(cq.number, solicited_only);
+        moving.device.arm_cq(cq.number, awaited);
         let was_awaited = self.port().awaited.swap(true, Ordering::Relaxed);
         drop(moving);
         if !was_awaited && let Some(thread) = &self.0.thread {

@@ -1,0 +1,32 @@
+//! What a program that waits for a comm can sleep on.
+
+use core::ffi::c_int;
+
+use super::base::{Base, Gate};
+use super::route::Route;
+use super::{RecvComm, SendComm};
+use crate::conn::Stream;
+use crate::nic::Nic;
+
+impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R, T, REQS> {
+    fn arm(&self, writes: bool, ready: &mut dyn FnMut(c_int)) -> bool {
+        let is_told = self.verbs.nic.arm(&self.verbs.cq, writes, ready);
+        // Without queue pairs the calls themselves make the comm go on.
+        is_told && matches!(self.gate, Gate::Open | Gate::Group)
+    }
+}
+
+impl<N: Nic, S: Stream> SendComm<N, S> {
+    /// Lets the NIC make descriptors readable when a send may be done, or when the peer may have posted a
+    /// receive; see [`Nic::arm`].
+    pub fn arm(&self, ready: &mut dyn FnMut(c_int)) -> bool {
+        self.base.arm(true, ready)
+    }
+}
+
+impl<N: Nic, S: Stream> RecvComm<N, S> {
+    /// Lets the NIC make descriptors readable when a receive or a flush may be done; see [`Nic::arm`].
+    pub fn arm(&self, ready: &mut dyn FnMut(c_int)) -> bool {
+        self.base.arm(false, ready)
+    }
+}

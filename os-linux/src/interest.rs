@@ -1,0 +1,222 @@
+//! What a waiting thread or task wants to hear of: descriptors that become readable or writable.
+//!
+//! A wait has three steps. The waiter arms the interest, looks whether there is something to do already, and
+//! sleeps. Whatever happens after the first step ends the sleep, so no news is missed.
+
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::time::Duration;
+
+use rustix::event::Timespec;
+use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+use rustix::io::Errno;
+
+/// Number of descriptors that one call takes note of.
+const BATCH: usize = 16;
+
+/// The descriptors that end the sleep of one waiter.
+///
+/// The kernel holds the set of descriptors (`epoll(7)`). Each descriptor ends one sleep at most and is then
+/// armed again, so a descriptor that nobody needs any more disturbs once at most. A descriptor stays open
+/// as long as the interest exists, or is never armed again.
+#[derive(Debug, Default)]
+pub struct Interest {
+    /// The kernel's set, once there is a descriptor.
+    epoll: Option<OwnedFd>,
+    known: Vec<Known>,
+    is_blind: bool,
+}
+
+/// A descriptor that the kernel's set has.
+#[derive(Debug)]
+struct Known {
+    fd: RawFd,
+    flags: EventFlags,
+    is_armed: bool,
+}
+
+impl Interest {
+    /// Begins to arm: what is armed from now on is complete.
+    pub fn begin(&mut self) {
+        self.is_blind = false;
+        self.take(Some(&Timespec::default()));
+    }
+
+    /// Arms a descriptor that can become readable.
+    pub fn readable(&mut self, fd: impl AsFd) {
+        self.arm(fd.as_fd(), EventFlags::IN);
+    }
+
+    /// Arms a descriptor that can become writable.
+    pub fn writable(&mut self, fd: impl AsFd) {
+        self.arm(fd.as_fd(), EventFlags::OUT);
+    }
+
+    /// Says that the waiter may have something to do without any descriptor's news.
+    pub fn blind(&mut self) {
+        self.is_blind = true;
+    }
+
+    /// Whether the waiter may have something to do without any descriptor's news. Then it must look now and
+    /// then.
+    pub fn is_blind(&self) -> bool {
+        self.is_blind
+    }
+
+    /// A descriptor that is readable once one of the armed descriptors has news. There is none if nothing was
+    /// armed yet, or if the process has no descriptor left.
+    pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.epoll.as_ref().map(AsFd::as_fd)
+    }
+
+    /// Sleeps until an armed descriptor has news, at most `within`. Returns whether there is news.
+    pub fn sleep(&mut self, within: Duration) -> bool {
+        let timeout = Timespec {
+            tv_sec: within.as_secs().try_into().unwrap_or(i64::MAX),
+            tv_nsec: within.subsec_nanos().into(),
+        };
+        if self.epoll.is_none() {
+            std::thread::sleep(within);
+            return false;
+        }
+        self.take(Some(&timeout))
+    }
+
+    /// Waits for news, and takes note of the descriptors that are not armed any more.
+    fn take(&mut self, timeout: Option<&Timespec>) -> bool {
+        let Some(epoll) = &self.epoll else { return false };
+        let mut events = [MaybeUninit::<Event>::uninit(); BATCH];
+        // A signal ends the wait early, and then the waiter looks in vain.
+        let Ok((events, _)) = epoll::wait(epoll, &mut events, timeout) else { return false };
+        for event in &*events {
+            let fd = event.data.u64();
+            if let Some(known) = self.known.iter_mut().find(|known| known.fd as u64 == fd) {
+                known.is_armed = false;
+            }
+        }
+        !events.is_empty()
+    }
+
+    fn arm(&mut self, fd: BorrowedFd<'_>, flags: EventFlags) {
+        let raw = fd.as_raw_fd();
+        let known = self.known.iter().position(|known| known.fd == raw);
+        if let Some(known) = known.map(|at| &self.known[at])
+            && known.is_armed
+            && known.flags == flags
+        {
+            return;
+        }
+        match self.tell_kernel(fd, flags, known.is_some()) {
+            Ok(()) => {
+                let now = Known { fd: raw, flags, is_armed: true };
+                match known {
+                    Some(at) => self.known[at] = now,
+                    None => self.known.push(now),
+                }
+            }
+            // No descriptor or memory is left. The waiter looks now and then instead.
+            Err(_) => self.blind(),
+        }
+    }
+
+    fn tell_kernel(
+        &mut self,
+        fd: BorrowedFd<'_>,
+        flags: EventFlags,
+        is_known: bool,
+    ) -> Result<(), Errno> {
+        let epoll = match &self.epoll {
+            Some(epoll) => epoll,
+            None => self.epoll.insert(epoll::create(CreateFlags::CLOEXEC)?),
+        };
+        let (data, flags) =
+            (EventData::new_u64(fd.as_raw_fd() as u64), flags | EventFlags::ONESHOT);
+        if is_known {
+            match epoll::modify(epoll, fd, data, flags) {
+                Err(Errno::NOENT) => {}
+                told => return told,
+            }
+        }
+        epoll::add(epoll, fd, data, flags)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixStream;
+    use std::thread;
+    use std::time::Instant;
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(60);
+    const SHORT: Duration = Duration::from_millis(20);
+
+    #[test]
+    fn bytes_that_come_after_arming_end_the_sleep() {
+        let (mut ours, mut theirs) = UnixStream::pair().unwrap();
+        let mut interest = Interest::default();
+        let start = Instant::now();
+        for early in [true, false] {
+            interest.begin();
+            interest.readable(&ours);
+            let mut send = || theirs.write_all(&[1]).unwrap();
+            thread::scope(|scope| {
+                if early {
+                    send();
+                } else {
+                    scope.spawn(|| {
+                        thread::sleep(SHORT);
+                        send();
+                    });
+                }
+                assert!(interest.sleep(LONG));
+            });
+            ours.read_exact(&mut [0]).unwrap();
+        }
+        assert!(start.elapsed() < LONG);
+        assert!(!interest.sleep(SHORT), "there is no news");
+    }
+
+    #[test]
+    fn a_descriptor_that_is_armed_no_more_disturbs_once_at_most() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let mut interest = Interest::default();
+        interest.begin();
+        interest.writable(&ours);
+        assert!(interest.sleep(LONG));
+        interest.begin();
+        interest.readable(&theirs);
+        assert!(!interest.sleep(SHORT));
+    }
+
+    #[test]
+    fn the_descriptor_of_the_interest_is_readable_when_there_is_news() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let (mut inner, mut outer) = (Interest::default(), Interest::default());
+        assert!(inner.descriptor().is_none());
+        inner.begin();
+        inner.readable(&ours);
+        outer.begin();
+        outer.readable(inner.descriptor().unwrap());
+        assert!(!outer.sleep(SHORT));
+        theirs.write_all(&[1]).unwrap();
+        outer.begin();
+        outer.readable(inner.descriptor().unwrap());
+        assert!(outer.sleep(LONG));
+    }
+
+    #[test]
+    fn a_waiter_without_descriptors_sleeps_as_long_as_it_says() {
+        let mut interest = Interest::default();
+        interest.begin();
+        interest.blind();
+        assert!(interest.is_blind());
+        let start = Instant::now();
+        assert!(!interest.sleep(SHORT));
+        assert!(start.elapsed() >= SHORT);
+        interest.begin();
+        assert!(!interest.is_blind());
+    }
+}
