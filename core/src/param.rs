@@ -303,10 +303,10 @@ params! {
         Allowed::PowerOfTwo { min: 4096, max: 1 << 28 }, unit: "bytes", readers: Library;
     /// Each end of a connection pins this many such pieces of host memory.
     INVAR_STAGING_SLOTS => staging_slots: u8 = "4", int(2, 32), unit: "pieces", readers: Library;
-    /// All connections of a process together pin at most this much for such pieces. Late connections
-    /// get fewer pieces, at least one. 0 forbids staging.
-    INVAR_STAGING_BYTES => staging_bytes: u64 = "1073741824", int(0, i64::MAX), unit: "bytes",
-        readers: Library;
+    /// All connections of a process together pin at most this much for such pieces, and collNet in the
+    /// plugin for the GPU memory that it reduces. Late connections get fewer pieces, at least one. 0
+    /// forbids both.
+    INVAR_STAGING_BYTES => staging_bytes: u64 = "1073741824", int(0, i64::MAX), unit: "bytes";
     /// Folder in which the kernel describes PCI devices and network interfaces; containers may mount
     /// it elsewhere.
     INVAR_SYSFS => sysfs: &'a str = "/sys", Allowed::Path;

@@ -29,6 +29,7 @@ use registration::Registrations;
 
 pub use provided::provide;
 pub use queue_pair::queue_pair;
+pub(crate) use registration::gpu_allocation;
 pub use registration::{Keys, deregister, register, register_gpu};
 
 /// An open device. Clones are handles of the same device, which closes with the last of its handles,

@@ -25,6 +25,7 @@ mod recorded;
 mod socket;
 
 pub use crate::device::{Keys, deregister, queue_pair, register, register_gpu};
+pub use crate::staged::{HostCopy, gpu_of};
 pub(crate) use adapter::{Adapter, Attempt, Listen, Registration, adapt};
 pub use end::{CLOSE_MAX, Carrier, End, RecvEnd, SendEnd};
 pub use keeper::{Care, Keeper, Keeping, Tend, call};

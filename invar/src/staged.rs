@@ -5,6 +5,7 @@
 //! connection carry them. A comm has one [`Staged`], which takes no memory before the first such message.
 
 mod budget;
+mod host_copy;
 mod lookalike;
 mod wire;
 
@@ -19,6 +20,7 @@ use crate::error::Kind;
 use crate::raw::RecvEnd;
 use crate::settings::StagingSize;
 use crate::{Device, Error, MemoryRegion};
+pub use host_copy::{HostCopy, gpu_of};
 use lookalike::Lookalikes;
 use wire::{Broken, Slots, StagedWire, Through};
 

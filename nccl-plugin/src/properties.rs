@@ -4,13 +4,13 @@ use std::ffi::c_int;
 use std::ptr;
 
 use crate::abi::{
-    Code, PTR_HOST, PropertiesV6, PropertiesV7, PropertiesV8, PropertiesV9, PropertiesV11,
-    PropertiesV12, VDeviceProps,
+    Code, PropertiesV6, PropertiesV7, PropertiesV8, PropertiesV9, PropertiesV11, PropertiesV12,
+    VDeviceProps,
 };
 use crate::handles::COMMS_MAX;
 use crate::host;
 use crate::net_device::NetDevice;
-use crate::outcome::{call, null};
+use crate::outcome::{Failed, call, null};
 
 /// Speed in megabits per second that the plugin reports for a link of unknown speed.
 const SPEED_MBPS: u32 = 10_000;
@@ -18,6 +18,10 @@ const SPEED_MBPS: u32 = 10_000;
 /// almost twice as much. But NCCL cuts longer messages into pieces of this size, and a power of two
 /// keeps the pieces aligned.
 const P2P_BYTES_MAX: usize = 1 << 30;
+/// Maximum length of a collective that the plugin reports to NCCL, in bytes. GPU memory of this length
+/// passes through pinned host memory as a whole. NCCL has up to eight pieces of a longer collective in
+/// progress, so copies and reductions overlap.
+const COLL_BYTES_MAX: usize = 32 << 20;
 /// `NCCL_NET_ID_UNDEF`.
 const UNDEFINED: i16 = -1;
 
@@ -33,33 +37,30 @@ pub(crate) unsafe extern "C" fn get_properties<P: Describe>(
         let host = host::get()?;
         let device = host.device(device)?;
         // SAFETY: NCCL promises that `properties` has room for the properties.
-        unsafe { properties.write(P::describe(&device, device.ptr_support)) };
+        unsafe { properties.write(P::describe(&device)) };
         Ok(())
     })
 }
 
-/// `getProperties` of collNet. Processors reduce, so the memory must be the host's. NCCL then has its
-/// kernels write GPU memory to host memory and read it from there.
+/// `getProperties` of collNet. NCCL keeps one entry for a NIC, and takes collNet's properties for those of
+/// the network too (`topo.cc`), so both are the same.
 pub(crate) unsafe extern "C" fn get_properties_of_collnet<P: Describe>(
     device: c_int,
     properties: *mut P,
 ) -> Code {
     call(|| {
-        if properties.is_null() {
-            return Err(null("getProperties: properties"));
+        host::with_collnet()?;
+        // SAFETY: The caller upholds this function's safety contract.
+        match unsafe { get_properties(device, properties) } {
+            Code::SUCCESS => Ok(()),
+            code => Err(Failed(code)),
         }
-        let device = host::with_collnet()?.device(device)?;
-        let described = P::describe(&device, PTR_HOST);
-        // SAFETY: NCCL promises that `properties` has room for the properties.
-        unsafe { properties.write(described) };
-        Ok(())
     })
 }
 
-/// Describes a device in the layout of one version of the interface. `ptr_support` has the kinds of
-/// memory that NCCL may register.
+/// Describes a device in the layout of one version of the interface.
 pub(crate) trait Describe {
-    fn describe(device: &NetDevice, ptr_support: c_int) -> Self;
+    fn describe(device: &NetDevice) -> Self;
 }
 
 /// The value of a field that not all versions have.
@@ -83,7 +84,7 @@ macro_rules! value {
         P2P_BYTES_MAX
     };
     (max_coll_bytes, $device:ident) => {
-        P2P_BYTES_MAX
+        COLL_BYTES_MAX
     };
     (max_multi_request_size, $device:ident) => {
         1
@@ -100,14 +101,14 @@ macro_rules! value {
 macro_rules! describe {
     ($($name:ident { $($field:ident)* })+) => { $(
         impl Describe for $name {
-            fn describe(device: &NetDevice, ptr_support: c_int) -> Self {
+            fn describe(device: &NetDevice) -> Self {
                 let speed = device.info.speed_mbps.unwrap_or(SPEED_MBPS);
                 let qps_max = device.info.qps_max.map_or(usize::MAX, |qps| qps as usize);
                 $name {
                     name: device.name.as_ptr(),
                     pci_path: device.pci_path.map_or(ptr::null(), |path| path.as_ptr()),
                     guid: device.guid,
-                    ptr_support,
+                    ptr_support: device.ptr_support,
                     speed: c_int::try_from(speed).unwrap_or(c_int::MAX),
                     port: device.info.card_port as c_int,
                     latency: 0.0,

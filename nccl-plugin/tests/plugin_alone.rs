@@ -2,6 +2,7 @@
 //! tests run over a null libibverbs, next to a stand-in for CUDA's driver.
 
 mod plugin {
+    mod collnet_gpu;
     mod delayed;
     mod events;
     mod gpu;

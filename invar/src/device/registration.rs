@@ -59,26 +59,7 @@ pub unsafe fn register(device: &Device, start: NonNull<u8>, len: usize) -> Resul
 /// writes bytes while a transfer reads them. Memory that is registered by its address stays allocated.
 pub unsafe fn register_gpu(device: &Device, range: &GpuRange<'_>) -> Result<Keys, Error> {
     let GpuRange { addr, len, dma_buf } = *range;
-    let driver = Driver::open().map_err(Kind::NoCuda)?;
-    let pointer = Pointer::query(driver, addr).map_err(|error| Kind::Gpu(error.into()))?;
-    let refuse = |what| Kind::Usage(format!("at {addr:#x} there is {what}"));
-    let Pointer { buffer_id, base, len: room, .. } = match pointer {
-        Some(pointer) if pointer.kind == PointerKind::Device => pointer,
-        Some(Pointer { kind: PointerKind::Managed, .. }) => {
-            return Err(refuse("managed memory, which leaves the GPU").into());
-        }
-        Some(_) => return Err(refuse("memory of the host, not of a GPU").into()),
-        None => return Err(refuse("no memory that CUDA knows").into()),
-    };
-    // The next allocation has a number of its own, which may change while the number of this allocation
-    // stays.
-    if len > room - (addr - base) as usize {
-        let text = format!(
-            "{len} bytes at {addr:#x} end beyond their allocation, {room} bytes of GPU memory at \
-             {base:#x}: each allocation is registered by itself"
-        );
-        return Err(Kind::Usage(text).into());
-    }
+    let Pointer { buffer_id, .. } = gpu_allocation(addr, len)?;
     cached(device, Some(buffer_id), addr, len, |pages, access| {
         // The range's first page may begin before the range does.
         let before = addr - pages.addr();
@@ -95,6 +76,35 @@ pub unsafe fn register_gpu(device: &Device, range: &GpuRange<'_>) -> Result<Keys
         let registration = unsafe { device.adapter().reg_gpu_mr(&pages, access) };
         registration.map_err(|error| device.failed(error))
     })
+}
+
+/// Returns CUDA's facts about the allocation that has `len` bytes at `addr` on a GPU.
+///
+/// # Errors
+/// Fails if there is no CUDA, or if the bytes are not in one allocation of a GPU.
+pub(crate) fn gpu_allocation(addr: u64, len: usize) -> Result<Pointer, Error> {
+    let driver = Driver::open().map_err(Kind::NoCuda)?;
+    let pointer = Pointer::query(driver, addr).map_err(|error| Kind::Gpu(error.into()))?;
+    let refuse = |what| Kind::Usage(format!("at {addr:#x} there is {what}"));
+    let pointer = match pointer {
+        Some(pointer) if pointer.kind == PointerKind::Device => pointer,
+        Some(Pointer { kind: PointerKind::Managed, .. }) => {
+            return Err(refuse("managed memory, which leaves the GPU").into());
+        }
+        Some(_) => return Err(refuse("memory of the host, not of a GPU").into()),
+        None => return Err(refuse("no memory that CUDA knows").into()),
+    };
+    // The next allocation has a number of its own, which may change while the number of this allocation
+    // stays.
+    let Pointer { base, len: room, .. } = pointer;
+    if len > room - (addr - base) as usize {
+        let text = format!(
+            "{len} bytes at {addr:#x} end beyond their allocation, {room} bytes of GPU memory at \
+             {base:#x}: each allocation is registered by itself"
+        );
+        return Err(Kind::Usage(text).into());
+    }
+    Ok(pointer)
 }
 
 /// Returns the keys of pages that are registered, or registers them with `register`.

@@ -216,7 +216,7 @@ impl Settings {
         self.with("INVAR_STAGING_SLOTS", slots)
     }
 
-    /// Sets the host memory that all connections of the process together may pin for staging
+    /// Sets the host memory that all connections of the process, and collNet, together may pin for staging
     /// (`INVAR_STAGING_BYTES`); 0 forbids staging.
     #[must_use]
     pub fn staging_bytes(self, bytes: usize) -> Self {

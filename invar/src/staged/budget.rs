@@ -10,12 +10,14 @@ use crate::settings::StagingSize;
 
 static PINNED: Budget = Budget { in_use: AtomicU64::new(0) };
 
+#[derive(Debug)]
 struct Budget {
     /// Number of pinned bytes.
     in_use: AtomicU64,
 }
 
 /// The part of the budget that one end has until it is dropped.
+#[derive(Debug)]
 pub(super) struct Share<'a> {
     budget: &'a Budget,
     slots: u64,
@@ -56,6 +58,13 @@ impl Budget {
             (slots > 0).then(|| in_use + slots * slot_bytes)
         })?;
         Ok(Share { budget: self, slots, slot_bytes })
+    }
+}
+
+impl Share<'static> {
+    /// Takes `bytes` of this process' budget. Returns `None` if fewer are left.
+    pub(super) fn of_process(bytes_max: u64, bytes: u64) -> Option<Self> {
+        PINNED.take(bytes_max, bytes, 1).ok()
     }
 }
 

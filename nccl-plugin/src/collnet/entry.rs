@@ -7,9 +7,10 @@ use std::slice;
 use invar::communicator::{Operation, RawOperation};
 use invar::{DataType, RedOp};
 
-use super::comm::{self, CollComm, check_registered};
-use super::window::{Bounce, Elements, Window};
-use crate::abi::{Code, PTR_HOST, Sge};
+use super::comm::{self, CollComm};
+use super::memory::{self, MemoryRange};
+use super::window::{Elements, Window};
+use crate::abi::{Code, PTR_CUDA, Sge};
 use crate::outcome::{Failed, Outcome, call, misused, null};
 use crate::registry::Number;
 
@@ -77,19 +78,24 @@ pub(crate) unsafe extern "C" fn reg_mr(
     call(|| unsafe { register(comm, data, size, kind, mhandle) })
 }
 
-/// `regMrDmaBuf`. NCCL calls it for GPU memory alone, and `getProperties` offers none.
+/// `regMrDmaBuf`. The driver copies GPU memory by its address, so the plugin does not use the DMA-BUF.
 pub(crate) unsafe extern "C" fn reg_mr_dma_buf(
     comm: *mut c_void,
-    _data: *mut c_void,
-    _size: usize,
-    _kind: c_int,
+    data: *mut c_void,
+    size: usize,
+    kind: c_int,
     _offset: u64,
-    _fd: c_int,
-    _mhandle: *mut *mut c_void,
+    fd: c_int,
+    mhandle: *mut *mut c_void,
 ) -> Code {
     call(|| {
-        CollComm::find("regMrDmaBuf", comm)?;
-        Err(misused("regMrDmaBuf: collNet takes host memory alone, since processors reduce"))
+        if fd < 0 || kind != PTR_CUDA {
+            return Err(misused(format_args!(
+                "regMrDmaBuf of memory of type {kind} with the file descriptor {fd}"
+            )));
+        }
+        // SAFETY: The caller upholds this function's safety contract.
+        unsafe { register(comm, data, size, kind, mhandle) }
     })
 }
 
@@ -105,16 +111,11 @@ unsafe fn register(
     if mhandle.is_null() {
         return Err(null("regMr: registration"));
     }
+    let (comm, _) = CollComm::find("regMr", comm)?;
     if data.is_null() {
         return Err(null("regMr: memory"));
     }
-    if kind != PTR_HOST {
-        return Err(misused(format_args!(
-            "regMr of memory of type {kind}: collNet takes host memory ({PTR_HOST}) alone, since \
-             processors reduce"
-        )));
-    }
-    let registered = comm::register(comm, data.addr(), size)?;
+    let registered = memory::register(comm, data.addr(), size, kind)?;
     // SAFETY: NCCL promises that `mhandle` has room for a registration.
     unsafe { mhandle.write(registered.to_ptr()) };
     Ok(())
@@ -122,9 +123,9 @@ unsafe fn register(
 
 /// `deregMr`. A null registration, which no `regMr` returns, succeeds as in NCCL.
 pub(crate) unsafe extern "C" fn dereg_mr(comm: *mut c_void, mhandle: *mut c_void) -> Code {
-    call(|| match mhandle.is_null() {
-        true => CollComm::find("deregMr", comm).map(drop),
-        false => comm::deregister(comm, mhandle),
+    call(|| {
+        let (comm, _) = CollComm::find("deregMr", comm)?;
+        if mhandle.is_null() { Ok(()) } else { memory::deregister(comm, mhandle) }
     })
 }
 
@@ -166,22 +167,18 @@ pub(crate) unsafe extern "C" fn iallreduce(
         let start = unsafe { Start::new("iallreduce", comm, request) }?;
         let (data_type, redop) = reduction(start.function, data_type, redop)?;
         let bytes = bytes_of(start.function, count, data_type)?;
-        start.check("the input", input_mr, input, bytes)?;
-        start.check("the output", output_mr, output, bytes)?;
-        if input != output {
-            start.check_apart((input, bytes), (output, bytes))?;
+        let input = start.locate("the input", input_mr, input, bytes)?;
+        let output = start.locate("the output", output_mr, output, bytes)?;
+        if input.at != output.at {
+            start.check_apart(&input, &output)?;
         }
-        let all = RawOperation {
-            operation: Operation::AllReduce,
-            count,
-            data_type,
-            redop: Some(redop),
-            input: input.cast_const().cast(),
-            output: output.cast(),
+        let (operation, redop) = (Operation::AllReduce, Some(redop));
+        let all = |input, output| {
+            vec![RawOperation { operation, count, data_type, redop, input, output }]
         };
         // SAFETY: NCCL keeps the memory until the request is done, and this function has checked the
         // rest.
-        unsafe { start.with(&[all], bytes, None) }
+        unsafe { start.with((vec![input], vec![output]), bytes, all) }
     })
 }
 
@@ -206,23 +203,12 @@ pub(crate) unsafe extern "C" fn iallgather<S: Sge>(
         // SAFETY: NCCL promises the parts.
         let parts = unsafe { start.parts(nparts, parts, len) }?;
         let piece = window.piece(rank);
-        start.check("this rank's bytes", own_mr, own, piece.len())?;
-        let (mut bounce, all) = match parts[..] {
-            [] => (None, ptr::null_mut()),
-            [(one, _)] => (None, one.cast::<u8>()),
-            _ => {
-                let mut bounce = Bounce::scattering(&parts, len)?;
-                let all = bounce.start();
-                (Some(bounce), all)
-            }
-        };
-        if own.cast() != all.wrapping_add(piece.start) {
-            start.check_apart((own, piece.len()), (all.cast(), len))?;
-        }
-        let collectives = window.gather((rank, nranks), own.cast_const().cast(), all);
+        let own = start.locate("this rank's bytes", own_mr, own, piece.len())?;
+        start.check_piece(&own, piece.start, &parts)?;
+        let pieces = |own, all| window.gather((rank, nranks), own, all);
         // SAFETY: NCCL keeps the memory until the request is done, and this function has checked the
         // rest.
-        unsafe { start.with(&collectives, len, bounce.take()) }
+        unsafe { start.with((vec![own], parts), len, pieces) }
     })
 }
 
@@ -250,29 +236,18 @@ pub(crate) unsafe extern "C" fn ireducescatter<S: Sge>(
         // SAFETY: NCCL promises the parts.
         let parts = unsafe { start.parts(nparts, parts, len) }?;
         let piece = window.piece(rank);
-        start.check("this rank's bytes", own_mr, own, piece.len())?;
-        let (mut bounce, all) = match parts[..] {
-            [] => (None, ptr::null_mut()),
-            [(one, _)] => (None, one.cast::<u8>()),
-            _ => {
-                // SAFETY: `parts` has checked that the parts are registered.
-                let mut bounce = unsafe { Bounce::gathering(&parts, len) }?;
-                let all = bounce.start();
-                (Some(bounce), all)
-            }
-        };
-        if own.cast() != all.wrapping_add(piece.start) {
-            start.check_apart((own, piece.len()), (all.cast(), len))?;
-        }
+        let own = start.locate("this rank's bytes", own_mr, own, piece.len())?;
+        start.check_piece(&own, piece.start, &parts)?;
         let elements = Elements { data_type, redop: Some(redop) };
-        let collectives = window.scatter((rank, nranks), elements, all.cast_const(), own.cast());
+        let pieces = |all, own| window.scatter((rank, nranks), elements, all, own);
         // SAFETY: NCCL keeps the memory until the request is done, and this function has checked the
         // rest.
-        unsafe { start.with(&collectives, piece.len(), bounce.take()) }
+        unsafe { start.with((parts, vec![own]), piece.len(), pieces) }
     })
 }
 
-/// `iflush`. Host memory needs none, so the request is null.
+/// `iflush`. The request is null. A processor has written the output to host memory, or the driver has copied
+/// it to GPU memory, so nothing is on its way.
 pub(crate) unsafe extern "C" fn iflush(
     comm: *mut c_void,
     _data: *mut c_void,
@@ -336,21 +311,34 @@ impl Start {
         Ok(Start { function, number, comm, request })
     }
 
-    /// Checks that memory is registered.
-    fn check(&self, what: &str, mhandle: *mut c_void, at: *mut c_void, len: usize) -> Outcome {
-        let Start { function, number, .. } = self;
-        check_registered((function, what), *number, mhandle, at, len)
+    /// Finds registered memory.
+    fn locate(
+        &self,
+        what: &str,
+        mhandle: *mut c_void,
+        at: *mut c_void,
+        len: usize,
+    ) -> Result<MemoryRange, Failed> {
+        memory::locate((self.function, what), self.number, mhandle, at, len)
+    }
+
+    /// Checks that this rank's piece of a window is in place, at `offset` of the window, or apart from the
+    /// window. A window of several parts is never in place.
+    fn check_piece(&self, own: &MemoryRange, offset: usize, parts: &[MemoryRange]) -> Outcome {
+        match parts {
+            [window] if own.at != window.at.wrapping_add(offset) => self.check_apart(own, window),
+            _ => Ok(()),
+        }
     }
 
     /// Checks that two ranges share no byte.
-    fn check_apart(&self, a: (*mut c_void, usize), b: (*mut c_void, usize)) -> Outcome {
-        let end = |(at, len): (*mut c_void, usize)| at.addr().saturating_add(len);
-        if a.1 == 0 || b.1 == 0 || end(a) <= b.0.addr() || end(b) <= a.0.addr() {
+    fn check_apart(&self, a: &MemoryRange, b: &MemoryRange) -> Outcome {
+        if !a.overlaps(b) {
             return Ok(());
         }
         Err(misused(format_args!(
             "{}: {} bytes at {:p} and {} bytes at {:p} overlap, and it is not in place",
-            self.function, a.1, a.0, b.1, b.0
+            self.function, a.len, a.at, b.len, b.at
         )))
     }
 
@@ -364,7 +352,7 @@ impl Start {
         nparts: c_int,
         parts: *mut S,
         len: usize,
-    ) -> Result<Vec<(*mut c_void, usize)>, Failed> {
+    ) -> Result<Vec<MemoryRange>, Failed> {
         let function = self.function;
         let count = usize::try_from(nparts)
             .map_err(|_| misused(format_args!("{function}: {nparts} parts of a window")))?;
@@ -379,10 +367,10 @@ impl Start {
         let (mut all, mut found) = (0_usize, Vec::new());
         for part in parts {
             let (mhandle, at, size) = part.parts();
-            self.check("a part of the window", mhandle, at, size)?;
+            let part = self.locate("a part of the window", mhandle, at, size)?;
             all = all.saturating_add(size);
             if size > 0 {
-                found.push((at, size));
+                found.push(part);
             }
         }
         match all == len {
@@ -393,19 +381,19 @@ impl Start {
         }
     }
 
-    /// Starts the collectives and writes their request, or leaves it null if too many are in progress.
+    /// Starts a collective and writes its request, or leaves it null if the comm can't take it yet.
     ///
     /// # Safety
     /// The caller makes the promises of [`CollComm::start`].
     unsafe fn with(
         self,
-        collectives: &[RawOperation],
+        memory: (Vec<MemoryRange>, Vec<MemoryRange>),
         bytes: usize,
-        bounce: Option<Bounce>,
+        build: impl FnOnce(*const u8, *mut u8) -> Vec<RawOperation>,
     ) -> Outcome {
         let Start { number, comm, request, .. } = self;
         // SAFETY: The caller has promised what `start` demands.
-        if let Some(started) = unsafe { comm.start(number, collectives, bytes, bounce) }? {
+        if let Some(started) = unsafe { comm.start(number, memory, bytes, build) }? {
             // SAFETY: `new` has written to the same place.
             unsafe { request.write(started.to_ptr()) };
         }

@@ -150,7 +150,7 @@ impl Listening {
             device.info.name,
             communicator.transport()
         );
-        Ok(CollComm::put(communicator, hub))
+        Ok(CollComm::put(communicator, hub, settings))
     }
 }
 

@@ -11,9 +11,7 @@
 //! If the window is all blocks, the call is one all-gather or reduce-scatter. Otherwise each piece is a
 //! broadcast from its rank, or a reduction to it. A window of a long collective mostly has one piece.
 
-use std::ffi::c_void;
 use std::ops::Range;
-use std::ptr;
 
 use invar::communicator::{Operation, RawOperation};
 use invar::{DataType, RedOp};
@@ -136,75 +134,10 @@ impl Window {
     }
 }
 
-/// Memory in the place of a window that consists of several parts.
-pub(super) struct Bounce {
-    memory: Vec<u8>,
-    /// The parts that get the memory's bytes when the collective is done.
-    to: Vec<(*mut c_void, usize)>,
-}
-
-// SAFETY: Only the call that completes the collective uses the parts, which NCCL leaves to the
-// collective until then.
-unsafe impl Send for Bounce {}
-// SAFETY: As above.
-unsafe impl Sync for Bounce {}
-
-impl Bounce {
-    /// Allocates memory for parts of `len` bytes in all, which get its bytes in the end.
-    pub(super) fn scattering(parts: &[(*mut c_void, usize)], len: usize) -> Result<Self, Failed> {
-        Ok(Bounce { memory: zeroed(len)?, to: parts.to_vec() })
-    }
-
-    /// Allocates memory for parts of `len` bytes in all, and copies their bytes.
-    ///
-    /// # Safety
-    /// The parts are valid for reads.
-    pub(super) unsafe fn gathering(
-        parts: &[(*mut c_void, usize)],
-        len: usize,
-    ) -> Result<Self, Failed> {
-        let mut memory = zeroed(len)?;
-        let mut at = 0;
-        for (from, size) in parts {
-            // SAFETY: The caller promises the part, and the parts have `len` bytes in all.
-            unsafe {
-                ptr::copy_nonoverlapping(from.cast::<u8>(), memory[at..].as_mut_ptr(), *size)
-            };
-            at += size;
-        }
-        Ok(Bounce { memory, to: Vec::new() })
-    }
-
-    /// The first byte of the memory, which stays where it is.
-    pub(super) fn start(&mut self) -> *mut u8 {
-        self.memory.as_mut_ptr()
-    }
-
-    /// Copies the memory to the parts.
-    ///
-    /// # Safety
-    /// The parts are valid for writes, and nobody else uses them or the memory.
-    pub(super) unsafe fn scatter(&self) {
-        let mut at = 0;
-        for (to, size) in &self.to {
-            // SAFETY: The caller promises the part, and the parts have as many bytes as the memory.
-            unsafe { ptr::copy_nonoverlapping(self.memory[at..].as_ptr(), to.cast::<u8>(), *size) };
-            at += size;
-        }
-    }
-}
-
-fn zeroed(len: usize) -> Result<Vec<u8>, Failed> {
-    let mut memory = Vec::new();
-    memory.try_reserve_exact(len).map_err(|_| {
-        misused(format_args!("a window of {len} bytes in several parts: no memory"))
-    })?;
-    memory.resize(len, 0);
-    Ok(memory)
-}
-
 #[cfg(test)]
 mod tests {
+    use std::ptr;
+
     use super::*;
 
     fn operations(collectives: &[RawOperation]) -> Vec<(Operation, usize)> {
@@ -248,20 +181,5 @@ mod tests {
         for (block, offset, len) in [(6, 0, 8), (8, 2, 4), (8, 4, 6)] {
             assert!(is_refused(block, offset, len), "{block} {offset} {len}");
         }
-    }
-
-    #[test]
-    fn the_parts_of_a_window_are_gathered_and_scattered_in_order() {
-        let (mut a, mut b) = ([1_u8, 2], [3_u8]);
-        let parts = [(a.as_mut_ptr().cast(), 2), (b.as_mut_ptr().cast(), 1)];
-        // SAFETY: The parts are these arrays.
-        let gathered = unsafe { Bounce::gathering(&parts, 3) }.ok().unwrap();
-        assert_eq!(gathered.memory, [1, 2, 3]);
-        let mut bounce = Bounce::scattering(&parts, 3).ok().unwrap();
-        bounce.memory.copy_from_slice(&[7, 8, 9]);
-        assert_eq!(bounce.start().cast_const(), bounce.memory.as_ptr());
-        // SAFETY: The parts are these arrays.
-        unsafe { bounce.scatter() };
-        assert_eq!((a, b), ([7, 8], [9]));
     }
 }

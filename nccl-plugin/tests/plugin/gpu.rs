@@ -8,7 +8,6 @@ use invar_testkit::fake_cuda::{FakeCuda, calls, verbs_calls};
 use invar_testkit::pattern::pattern;
 use invar_testkit::sysfs::Tree;
 use nccl_net_invar::abi::{PTR_CUDA, PTR_DMABUF};
-use nccl_net_invar::tables::ncclCollNetPlugin_v9 as collnet;
 
 use super::rig::*;
 
@@ -293,47 +292,5 @@ fn a_range_that_ends_beyond_its_allocation_is_refused() {
             assert_eq!((code, mr.is_null()), (Code::INTERNAL_ERROR, true), "{len}");
         }
         assert_eq!(noted("ibv_reg_dmabuf_mr"), [""; 0]);
-    });
-}
-
-/// Makes a comm of collNet with one rank.
-fn collnet_comm() -> *mut c_void {
-    let (mut handle, mut listening, mut comm) =
-        ([0_u8; HANDLE_BYTES], ptr::null_mut(), ptr::null_mut());
-    // SAFETY: The calls give room for each result, and there is a handle for the one rank.
-    unsafe {
-        let at = handle.as_mut_ptr().cast();
-        assert_eq!((collnet.listen)(0, at, &mut listening), Code::SUCCESS);
-        let code = (collnet.connect)([at].as_mut_ptr(), 1, 0, listening, &mut comm);
-        assert_eq!(code, Code::SUCCESS);
-        assert_eq!((collnet.close_listen)(listening), Code::SUCCESS);
-    }
-    comm
-}
-
-#[test]
-fn collnet_takes_host_memory_alone_whatever_the_nic_reaches() {
-    let sysfs = Tree::new("null0", "null1");
-    sysfs.file("kernel/mm/memory_peers/nv_mem/version", "1.3");
-    fake().set("INVAR_SYSFS", sysfs.root().display().to_string()).run(|| {
-        assert_eq!(ptr_support(), PTR_HOST | PTR_CUDA | PTR_DMABUF);
-        let mut properties = MaybeUninit::uninit();
-        // SAFETY: `properties` has room for the properties.
-        let support = unsafe {
-            assert_eq!((collnet.get_properties)(0, properties.as_mut_ptr()), Code::SUCCESS);
-            properties.assume_init().ptr_support
-        };
-        assert_eq!(support, PTR_HOST, "NCCL's kernels then write to host memory");
-        let (comm, memory) = (collnet_comm(), GpuMemory::alloc(&gpu(), 4096).unwrap());
-        let (data, dma_buf) = (memory.addr() as usize as *mut c_void, memory.dma_buf().unwrap());
-        let (fd, mut mr) = (dma_buf.as_fd().as_raw_fd(), ptr::null_mut());
-        // SAFETY: The memory exists, the descriptor is open, and `mr` has room for a registration.
-        unsafe {
-            let code = (collnet.reg_mr)(comm, data, 4096, PTR_CUDA, &mut mr);
-            assert_eq!((code, mr.is_null()), (Code::INTERNAL_ERROR, true));
-            let code = (collnet.reg_mr_dma_buf)(comm, data, 4096, PTR_CUDA, 0, fd, &mut mr);
-            assert_eq!((code, mr.is_null()), (Code::INTERNAL_ERROR, true));
-            assert_eq!((collnet.close_coll)(comm), Code::SUCCESS);
-        }
     });
 }

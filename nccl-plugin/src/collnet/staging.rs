@@ -1,0 +1,280 @@
+//! The memory that a collective works in: NCCL's own, or host memory in its place.
+//!
+//! - GPU memory passes through pinned host memory, since processors reduce. The driver fetches the input
+//!   before the collective starts, and stores the output after it. A comm keeps its pinned memory for
+//!   later collectives.
+//! - The parts of a window pass through host memory in one piece.
+
+use std::ptr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use invar::communicator::{Mover, Posted, RawOperation};
+use invar::cuda::Gpu;
+use invar::raw::HostCopy;
+use invar::{Communicator, Error, Settings};
+
+use super::memory::MemoryRange;
+use crate::outcome::{Failed, failed, misused};
+
+/// A comm's pinned host memory that no collective uses.
+pub(super) struct HostCopies {
+    settings: Settings,
+    free: Mutex<Vec<HostCopy>>,
+}
+
+/// A collective and the memory that it works in.
+pub(super) struct Staging {
+    operations: Vec<RawOperation>,
+    input: Side,
+    output: Side,
+}
+
+/// The input or the output of a collective.
+struct Side {
+    /// NCCL's memory, in order.
+    parts: Vec<MemoryRange>,
+    /// The pinned memory of the parts that are on a GPU, in order.
+    copies: Vec<HostCopy>,
+    /// The memory in the place of several parts.
+    joined: Vec<u8>,
+}
+
+// SAFETY: The pointers are of memory that NCCL leaves to the collective until it is done, whichever thread
+// moves it.
+unsafe impl Send for Staging {}
+
+impl HostCopies {
+    pub(super) fn new(settings: Settings) -> Self {
+        HostCopies { settings, free: Mutex::default() }
+    }
+
+    /// Prepares a collective from `input` to `output`, and starts to fetch the input. `build` makes the
+    /// operations from the addresses of both. Returns `None` if too little pinned memory is left.
+    ///
+    /// # Safety
+    /// NCCL leaves the memory to the collective until it is done.
+    pub(super) unsafe fn stage(
+        &self,
+        (input, output): (Vec<MemoryRange>, Vec<MemoryRange>),
+        build: impl FnOnce(*const u8, *mut u8) -> Vec<RawOperation>,
+    ) -> Result<Option<Staging>, Failed> {
+        let Some(mut copies) = self.take(&input, &output).map_err(|error| failed(&error))? else {
+            return Ok(None);
+        };
+        let of_output = copies.split_off(on_gpus(&input).count());
+        let mut input = Side::new(input, copies)?;
+        let mut output = Side::new(output, of_output)?;
+        let operations = build(input.start(), output.start());
+        // SAFETY: The caller keeps the memory, and the collective starts when the input is fetched.
+        unsafe { input.copy(HostCopy::fetch) }.map_err(|error| failed(&error))?;
+        Ok(Some(Staging { operations, input, output }))
+    }
+
+    /// Takes pinned memory for all parts that are on a GPU.
+    fn take(
+        &self,
+        input: &[MemoryRange],
+        output: &[MemoryRange],
+    ) -> Result<Option<Vec<HostCopy>>, Error> {
+        let parts = || on_gpus(input).chain(on_gpus(output));
+        if parts().next().is_none() {
+            return Ok(Some(Vec::new()));
+        }
+        let mut free = self.free();
+        if let Some(taken) = self.take_from(&mut free, parts())? {
+            return Ok(Some(taken));
+        }
+        // Free memory of other lengths takes up the budget.
+        free.clear();
+        self.take_from(&mut free, parts())
+    }
+
+    /// Takes memory that is free, or pins more.
+    fn take_from<'a>(
+        &self,
+        free: &mut Vec<HostCopy>,
+        parts: impl Iterator<Item = (&'a Gpu, usize)>,
+    ) -> Result<Option<Vec<HostCopy>>, Error> {
+        let mut taken = Vec::new();
+        for (gpu, len) in parts {
+            let copy = match free.iter().position(|copy| copy.fits(gpu, len)) {
+                Some(at) => Some(free.swap_remove(at)),
+                None => HostCopy::new(gpu, len, &self.settings)?,
+            };
+            let Some(copy) = copy else {
+                free.append(&mut taken);
+                return Ok(None);
+            };
+            taken.push(copy);
+        }
+        Ok(Some(taken))
+    }
+
+    /// Keeps the pinned memory of a collective for later ones.
+    pub(super) fn keep(&self, staging: &mut Staging) {
+        let Staging { input, output, .. } = staging;
+        if !input.copies.is_empty() || !output.copies.is_empty() {
+            self.free().extend(input.copies.drain(..).chain(output.copies.drain(..)));
+        }
+    }
+
+    fn free(&self) -> MutexGuard<'_, Vec<HostCopy>> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Staging {
+    /// Whether the input is in host memory.
+    pub(super) fn is_fetched(&mut self) -> Result<bool, Error> {
+        self.input.is_copied()
+    }
+
+    /// Starts the collective, whose input is fetched.
+    ///
+    /// # Safety
+    /// The operations are as [`Communicator::post`] demands, and this value lives until they are done.
+    pub(super) unsafe fn post(&mut self, communicator: &Communicator) -> Result<Posted, Error> {
+        self.input.join();
+        // SAFETY: The caller has promised what `post` demands.
+        unsafe { communicator.post(&self.operations, Mover::Caller) }
+    }
+
+    /// Starts to bring the output of the collective, which is done, to its place.
+    pub(super) fn store(&mut self) -> Result<(), Error> {
+        self.output.split();
+        // SAFETY: The caller of `stage` has promised the memory.
+        unsafe { self.output.copy(HostCopy::store) }
+    }
+
+    /// Whether the output is in its place.
+    pub(super) fn is_stored(&mut self) -> Result<bool, Error> {
+        self.output.is_copied()
+    }
+}
+
+impl Side {
+    /// `copies` has memory for each part on a GPU.
+    fn new(parts: Vec<MemoryRange>, copies: Vec<HostCopy>) -> Result<Self, Failed> {
+        let mut joined = Vec::new();
+        if parts.len() > 1 {
+            let len = parts.iter().map(|part| part.len).sum();
+            joined.try_reserve_exact(len).map_err(|_| {
+                misused(format_args!("a window of {len} bytes in several parts: no memory"))
+            })?;
+            joined.resize(len, 0);
+        }
+        Ok(Side { parts, copies, joined })
+    }
+
+    /// Returns the address of the host memory that the collective works in. It stays the same.
+    fn start(&mut self) -> *mut u8 {
+        match self.parts.len() {
+            0 | 1 => self.on_host().next().map_or(ptr::null_mut(), |(start, _)| start),
+            _ => self.joined.as_mut_ptr(),
+        }
+    }
+
+    /// Returns address and length of each part in host memory.
+    fn on_host(&self) -> impl Iterator<Item = (*mut u8, usize)> {
+        let mut copies = self.copies.iter();
+        self.parts.iter().map(move |part| {
+            let copy = part.gpu.as_ref().and_then(|_| copies.next());
+            (copy.map_or(part.at, HostCopy::start), part.len)
+        })
+    }
+
+    /// Starts a copy of each part on a GPU, by [`HostCopy::fetch`] or [`HostCopy::store`].
+    ///
+    /// # Safety
+    /// NCCL leaves the memory to the collective until it is done.
+    unsafe fn copy(
+        &mut self,
+        start: unsafe fn(&mut HostCopy, u64, usize) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let on_gpu = self.parts.iter().filter(|part| part.gpu.is_some());
+        on_gpu.zip(&mut self.copies).try_for_each(|(part, copy)| {
+            // SAFETY: The caller has promised the memory.
+            unsafe { start(copy, part.at.addr() as u64, part.len) }
+        })
+    }
+
+    /// Whether all copies between GPUs and host are done.
+    fn is_copied(&mut self) -> Result<bool, Error> {
+        for copy in &mut self.copies {
+            if !copy.is_done()? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Copies several parts to the memory in their place.
+    fn join(&mut self) {
+        for (joined, part, len) in self.several() {
+            // SAFETY: NCCL leaves the part to the collective, and both have `len` bytes.
+            unsafe { ptr::copy_nonoverlapping(part, joined, len) };
+        }
+    }
+
+    /// Copies to several parts from the memory in their place.
+    fn split(&mut self) {
+        for (joined, part, len) in self.several() {
+            // SAFETY: NCCL leaves the part to the collective, and both have `len` bytes.
+            unsafe { ptr::copy_nonoverlapping(joined, part, len) };
+        }
+    }
+
+    /// Lists each part's place in `joined`, address and length, if there are several parts.
+    fn several(&mut self) -> Vec<(*mut u8, *mut u8, usize)> {
+        if self.parts.len() < 2 {
+            return Vec::new();
+        }
+        let mut joined = self.joined.as_mut_ptr();
+        let place = |(part, len)| {
+            let at = joined;
+            joined = joined.wrapping_add(len);
+            (at, part, len)
+        };
+        self.on_host().map(place).collect()
+    }
+}
+
+/// Lists GPU and length of the parts that are on a GPU.
+fn on_gpus(parts: &[MemoryRange]) -> impl Iterator<Item = (&Gpu, usize)> {
+    parts.iter().filter_map(|part| part.gpu.as_ref().map(|gpu| (gpu, part.len)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_parts_of_a_window_are_joined_and_split_in_order() {
+        let (mut a, mut b) = ([1_u8, 2], [3_u8]);
+        let part = |at: *mut u8, len| MemoryRange { at, len, gpu: None };
+        let parts = vec![part(a.as_mut_ptr(), 2), part(b.as_mut_ptr(), 1)];
+        let mut side = Side::new(parts, Vec::new()).ok().unwrap();
+        let start = side.start();
+        side.join();
+        assert_eq!(
+            (side.joined.as_slice(), side.joined.as_ptr()),
+            (&[1, 2, 3][..], start.cast_const())
+        );
+        side.joined.copy_from_slice(&[7, 8, 9]);
+        side.split();
+        assert_eq!((a, b), ([7, 8], [9]));
+    }
+
+    #[test]
+    fn one_part_is_used_where_it_is() {
+        let mut a = [1_u8, 2];
+        let at = a.as_mut_ptr();
+        let part = MemoryRange { at, len: 2, gpu: None };
+        let mut side = Side::new(vec![part], Vec::new()).ok().unwrap();
+        assert_eq!(side.start(), at);
+        side.join();
+        side.split();
+        assert!(side.joined.is_empty());
+        assert!(Side::new(Vec::new(), Vec::new()).ok().unwrap().start().is_null());
+    }
+}
