@@ -8,6 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 
 use invar_core::nic::{Nic, Wc};
 use invar_linux::soft::{self, SoftNic};
+use invar_verbs::sys::extended::ibv_cq_ex;
 use invar_verbs::sys::provider::{ibv_comp_channel, ibv_cq};
 use invar_verbs::sys::{self, ibv_context, ibv_wc};
 
@@ -16,6 +17,7 @@ use crate::device::Context;
 use crate::errno;
 use crate::events::EventQueue;
 use crate::object::{self, Kind, Object};
+use crate::turn::Turn;
 
 versions! {
     "IBVERBS_1.1":
@@ -25,7 +27,10 @@ versions! {
 /// A completion queue.
 #[repr(C)]
 pub(crate) struct Cq {
-    pub(crate) base: ibv_cq,
+    /// Its functions are absent, unless the program asks for them.
+    pub(crate) base: ibv_cq_ex,
+    /// The completion that the program reads by these functions.
+    pub(crate) current: Turn<Wc>,
     pub(crate) nic: SoftNic,
     /// Queue pairs share this.
     pub(crate) queue: Arc<soft::Cq>,
@@ -35,7 +40,7 @@ pub(crate) struct Cq {
     acknowledged: Condvar,
 }
 
-// SAFETY: `base` is the first field.
+// SAFETY: `base` is the first field, and begins with `Base`.
 unsafe impl Object for Cq {
     type Base = ibv_cq;
     const KIND: Kind = Kind::Cq;
@@ -64,7 +69,7 @@ extern "C" fn ibv_create_cq(
     create(context, cqe, cq_context, channel, comp_vector).unwrap_or_else(errno::null)
 }
 
-fn create(
+pub(crate) fn create(
     context: *mut ibv_context,
     cqe: c_int,
     cq_context: *mut c_void,
@@ -94,12 +99,13 @@ fn create(
         }
     };
     let queue = Arc::new(queue.map_err(errno::of)?);
-    // SAFETY: the structure has pointers, integers, a mutex and a condition variable. Zero is valid for
-    // all of them.
-    let mut base: ibv_cq = unsafe { mem::zeroed() };
+    // SAFETY: the structure has pointers, absent functions, integers, a mutex and a condition variable. Zero
+    // is valid for all of them.
+    let mut base: ibv_cq_ex = unsafe { mem::zeroed() };
     (base.context, base.channel, base.cq_context, base.cqe) = (context, channel, cq_context, cqe);
     let cq = object::give(Cq {
         base,
+        current: Turn::new(Wc::default()),
         nic,
         queue,
         channel: events,

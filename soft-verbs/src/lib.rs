@@ -10,7 +10,8 @@
 //!   events.rs        queues of events              channel.rs   completion channels
 //!   completion.rs    completion queues             queue_pair.rs, transition.rs, post.rs
 //!   shared_receive.rs  shared receive queues        work_requests.rs  what all posts share
-//!   address.rs       address handles
+//!   address.rs       address handles               batch.rs, builder.rs  sends built by functions
+//!   turn.rs          state between calls           reader.rs    completions read by functions
 //!   refused.rs       what is not supported         provider.rs  what drivers of rdma-core import
 //! invar_linux::soft  SoftNic, one for each device and process
 //! ```
@@ -25,6 +26,8 @@
 mod symbols;
 
 mod address;
+mod batch;
+mod builder;
 mod channel;
 mod completion;
 mod device;
@@ -38,7 +41,9 @@ mod post;
 mod provider;
 mod query;
 mod queue_pair;
+mod reader;
 mod refused;
 mod shared_receive;
 mod transition;
+mod turn;
 mod work_requests;

@@ -11,7 +11,7 @@ use invar_verbs::sys::{VERBS_ABI_IS_EXTENDED, ibv_async_event, ibv_context, verb
 use crate::device::{self, Context};
 use crate::events::EventQueue;
 use crate::object;
-use crate::{completion, errno, post, query, queue_pair, shared_receive};
+use crate::{builder, completion, errno, post, query, reader, shared_receive};
 
 versions! {
     "IBVERBS_1.1":
@@ -38,7 +38,8 @@ fn operations(of: *mut ibv_device, async_fd: RawFd) -> verbs_context {
     base.sz = size_of::<verbs_context>();
     base.query_port = Some(query::query_port);
     base.query_device_ex = Some(device::query_device_ex);
-    base.create_qp_ex = Some(queue_pair::create_qp_ex);
+    base.create_cq_ex = Some(reader::create_cq_ex);
+    base.create_qp_ex = Some(builder::create_qp_ex);
     let context = &mut base.context;
     context.device = of.cast();
     context.cmd_fd = -1;

@@ -20,12 +20,29 @@ use crate::work_requests::{buffers, name_refused};
 
 pub(crate) unsafe extern "C" fn post_send(
     qp: *mut ibv_qp,
-    mut wr: *mut ibv_send_wr,
+    wr: *mut ibv_send_wr,
     bad_wr: *mut *mut ibv_send_wr,
 ) -> c_int {
-    // SAFETY: the caller gives a living queue pair.
-    let qp = unsafe { object::trusted::<Qp>(qp.cast()) };
+    // SAFETY: the caller gives a living queue pair, and a chain of valid requests.
+    let (posted, wr) = unsafe { post_chain(object::trusted::<Qp>(qp.cast()), wr, None) };
+    name_refused(posted, wr, bad_wr)
+}
+
+/// Posts a chain, and returns the first request that was not posted. With `needed`, nothing is posted
+/// unless the queue has room for so many requests.
+///
+/// # Safety
+/// The chain has valid requests.
+#[inline]
+pub(crate) unsafe fn post_chain(
+    qp: &Qp,
+    mut wr: *mut ibv_send_wr,
+    needed: Option<usize>,
+) -> (Result<(), c_int>, *mut ibv_send_wr) {
     let posted = qp.nic.post_sends(&qp.pair, |posting| {
+        if needed.is_some_and(|needed| needed > posting.send_room() as usize) {
+            return Err(libc::ENOMEM);
+        }
         while !wr.is_null() {
             // SAFETY: the caller gives a chain of valid requests.
             let request = unsafe { &*wr };
@@ -34,7 +51,7 @@ pub(crate) unsafe extern "C" fn post_send(
                     atomic(qp, wr, posting)?;
                 }
                 _ => {
-                    if qp.base.qp_type == IBV_QPT_UD {
+                    if qp.base().qp_type == IBV_QPT_UD {
                         posting.to(&receiver(wr)?).map_err(errno::of)?;
                     }
                     send(qp, request, posting)?;
@@ -44,7 +61,7 @@ pub(crate) unsafe extern "C" fn post_send(
         }
         Ok(())
     });
-    name_refused(posted, wr, bad_wr)
+    (posted, wr)
 }
 
 pub(crate) unsafe extern "C" fn post_recv(
@@ -165,7 +182,7 @@ fn fill(bytes: &mut [u8], list: &[Sge]) {
 fn recv(qp: &Qp, request: &ibv_recv_wr, posting: &mut Posting<'_>) -> Result<(), c_int> {
     // SAFETY: the caller of `post_recv` gives valid requests.
     let list = unsafe { buffers(request.sg_list, request.num_sge, qp.cap.max_recv_sge) }?;
-    if !qp.base.srq.is_null() {
+    if !qp.base().srq.is_null() {
         return Err(libc::EINVAL);
     }
     let wr = RecvWr { wr_id: request.wr_id, ..RecvWr::default() };

@@ -6,14 +6,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use invar_core::nic::{QpCap, QpState, QpType};
 use invar_linux::soft::{self, QpInit, SoftNic};
-use invar_verbs::sys::provider::{
-    IBV_QP_INIT_ATTR_CREATE_FLAGS, IBV_QP_INIT_ATTR_PD, ibv_pd, ibv_qp, ibv_qp_init_attr_ex,
-};
+use invar_verbs::sys::extended::ibv_qp_ex;
+use invar_verbs::sys::provider::{ibv_pd, ibv_qp};
 use invar_verbs::sys::{
-    IBV_QPS_ERR, IBV_QPS_INIT, IBV_QPS_RESET, IBV_QPS_RTR, IBV_QPS_RTS, IBV_QPS_SQD, ibv_context,
-    ibv_qp_attr, ibv_qp_cap, ibv_qp_init_attr,
+    IBV_QPS_ERR, IBV_QPS_INIT, IBV_QPS_RESET, IBV_QPS_RTR, IBV_QPS_RTS, IBV_QPS_SQD, ibv_qp_attr,
+    ibv_qp_cap, ibv_qp_init_attr,
 };
 
+use crate::batch::Batch;
 use crate::completion::Cq;
 use crate::device::Context;
 use crate::errno;
@@ -21,6 +21,7 @@ use crate::events::{EventQueue, Raised};
 use crate::memory::Pd;
 use crate::object::{self, Kind, Object};
 use crate::shared_receive::{Srq, listener};
+use crate::turn::Turn;
 
 versions! {
     "IBVERBS_1.1":
@@ -30,7 +31,10 @@ versions! {
 /// A queue pair.
 #[repr(C)]
 pub(crate) struct Qp {
-    pub(crate) base: ibv_qp,
+    /// Its functions are absent, unless the program asks for them.
+    pub(crate) extended: ibv_qp_ex,
+    /// The sends that the program builds by these functions.
+    pub(crate) batch: Turn<Batch>,
     pub(crate) nic: SoftNic,
     pub(crate) pair: soft::Qp,
     /// Each send asks for a completion.
@@ -44,10 +48,16 @@ pub(crate) struct Qp {
     events: Arc<EventQueue<Raised>>,
 }
 
-// SAFETY: `base` is the first field.
+// SAFETY: `extended` is the first field, and begins with `Base`.
 unsafe impl Object for Qp {
     type Base = ibv_qp;
     const KIND: Kind = Kind::Qp;
+}
+
+impl Qp {
+    pub(crate) fn base(&self) -> &ibv_qp {
+        &self.extended.qp_base
+    }
 }
 
 #[unsafe(no_mangle)]
@@ -56,24 +66,7 @@ extern "C" fn ibv_create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *mu
     create(pd, unsafe { &mut *init }).unwrap_or_else(errno::null)
 }
 
-pub(crate) unsafe extern "C" fn create_qp_ex(
-    _: *mut ibv_context,
-    init: *mut ibv_qp_init_attr_ex,
-) -> *mut invar_verbs::sys::ibv_qp {
-    // SAFETY: the caller gives valid attributes, with the fields that `comp_mask` names.
-    let (mask, create_flags, pd) = unsafe { ((*init).comp_mask, (*init).create_flags, (*init).pd) };
-    let has_flags = mask & IBV_QP_INIT_ATTR_CREATE_FLAGS != 0 && create_flags != 0;
-    if mask & !(IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS) != 0 || has_flags {
-        return errno::null(libc::EOPNOTSUPP);
-    }
-    if mask & IBV_QP_INIT_ATTR_PD == 0 {
-        return errno::null(libc::EINVAL);
-    }
-    // The extended attributes begin with the others.
-    ibv_create_qp(pd.cast(), init.cast()).cast()
-}
-
-fn create(pd: *mut ibv_pd, init: &mut ibv_qp_init_attr) -> Result<*mut ibv_qp, c_int> {
+pub(crate) fn create(pd: *mut ibv_pd, init: &mut ibv_qp_init_attr) -> Result<*mut ibv_qp, c_int> {
     let domain = object::get::<Pd>(pd)?;
     let ibv_qp_init_attr { qp_context, send_cq, recv_cq, srq, .. } = *init;
     let types = [QpType::Rc, QpType::Uc, QpType::Ud];
@@ -107,16 +100,19 @@ fn create(pd: *mut ibv_pd, init: &mut ibv_qp_init_attr) -> Result<*mut ibv_qp, c
     let pair = nic
         .create_qp_with(&domain.domain, cqs, shared.as_deref(), &kind, listener)
         .map_err(errno::of)?;
-    // SAFETY: the structures have pointers, integers, a mutex and a condition variable. Zero is valid for
-    // all of them.
-    let (mut base, mut attr): (ibv_qp, ibv_qp_attr) = unsafe { (mem::zeroed(), mem::zeroed()) };
+    // SAFETY: the structures have pointers, absent functions, integers, a mutex and a condition variable.
+    // Zero is valid for all of them.
+    let (mut extended, mut attr): (ibv_qp_ex, ibv_qp_attr) =
+        unsafe { (mem::zeroed(), mem::zeroed()) };
+    let base = &mut extended.qp_base;
     (base.context, base.qp_context, base.pd) = (context, qp_context, pd.cast());
     base.srq = srq;
     (base.send_cq, base.recv_cq) = (send_cq, recv_cq);
     (base.qp_num, base.qp_type) = (invar_core::nic::Nic::qp_num(&nic, &pair), init.qp_type);
     attr.cap = cap;
     let qp = object::give(Qp {
-        base,
+        extended,
+        batch: Turn::new(Batch::default()),
         nic,
         pair,
         signals_all: init.sq_sig_all != 0,
@@ -155,7 +151,7 @@ extern "C" fn ibv_query_qp(
         let mut known = *object.attr.lock().unwrap_or_else(PoisonError::into_inner);
         known.qp_state = state_code(object.pair.state());
         known.cur_qp_state = known.qp_state;
-        let ibv_qp { qp_context, send_cq, recv_cq, srq, qp_type, .. } = object.base;
+        let ibv_qp { qp_context, send_cq, recv_cq, srq, qp_type, .. } = *object.base();
         let (cap, sq_sig_all) = (object.cap, object.signals_all.into());
         let made = ibv_qp_init_attr { qp_context, send_cq, recv_cq, srq, cap, qp_type, sq_sig_all };
         // SAFETY: the caller gives places for both; the state is a field of a living queue pair.

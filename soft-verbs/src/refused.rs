@@ -10,8 +10,6 @@ versions! {
     "IBVERBS_1.1":
         ibv_attach_mcast ibv_detach_mcast ibv_dofork_range ibv_dontfork_range ibv_fork_init
         ibv_rereg_mr ibv_resolve_eth_l2_from_gid;
-    "IBVERBS_1.6":
-        ibv_qp_to_qp_ex;
     "IBVERBS_1.10":
         ibv_import_device ibv_import_mr ibv_import_pd ibv_query_ece ibv_set_ece ibv_unimport_mr
         ibv_unimport_pd;
@@ -46,8 +44,6 @@ macro_rules! without_effect {
 without_object! {
     ibv_reg_dmabuf_mr
     ibv_import_device ibv_import_pd ibv_import_mr ibv_import_dm
-    // The device cannot post through the extended interface: null says so.
-    ibv_qp_to_qp_ex
 }
 
 without_effect! {

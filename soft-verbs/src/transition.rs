@@ -92,7 +92,7 @@ fn modify(qp: &Qp, attr: &ibv_qp_attr, mask: c_int) -> Result<u32, c_int> {
         return Err(libc::EINVAL);
     }
     let to = if mask & IBV_QP_STATE != 0 { attr.qp_state } else { from };
-    let (needed, taken) = masks(qp.base.qp_type, from, to)?;
+    let (needed, taken) = masks(qp.base().qp_type, from, to)?;
     let given = mask & !(IBV_QP_STATE | IBV_QP_CUR_STATE);
     if given & needed != needed || given & !(needed | taken) != 0 {
         return Err(libc::EINVAL);
@@ -101,7 +101,7 @@ fn modify(qp: &Qp, attr: &ibv_qp_attr, mask: c_int) -> Result<u32, c_int> {
     if has(IBV_QP_PORT) && attr.port_num != 1 || has(IBV_QP_PKEY_INDEX) && attr.pkey_index != 0 {
         return Err(libc::EINVAL);
     }
-    let is_reliable = qp.base.qp_type == IBV_QPT_RC;
+    let is_reliable = qp.base().qp_type == IBV_QPT_RC;
     let access = || Access::from_bits_truncate(attr.qp_access_flags);
     let (mut new_access, mut new_timer) = (
         has(IBV_QP_ACCESS_FLAGS).then(access),
@@ -116,7 +116,7 @@ fn modify(qp: &Qp, attr: &ibv_qp_attr, mask: c_int) -> Result<u32, c_int> {
         }
         (IBV_QPS_INIT, IBV_QPS_RTR) => {
             new_timer = None;
-            Some(QpTransition::Rtr(match qp.base.qp_type {
+            Some(QpTransition::Rtr(match qp.base().qp_type {
                 IBV_QPT_UD => RtrAttr { path_mtu: port_mtu(qp)?, ..RtrAttr::default() },
                 _ => rtr(qp, attr)?,
             }))
@@ -159,7 +159,7 @@ fn rtr(qp: &Qp, attr: &ibv_qp_attr) -> Result<RtrAttr, c_int> {
     }
     let udp_port = shared_ports::port(attr.dest_qp_num);
     let ah = AddressVector { udp_port, ..address::vector(&attr.ah_attr)? };
-    let is_reliable = qp.base.qp_type == IBV_QPT_RC;
+    let is_reliable = qp.base().qp_type == IBV_QPT_RC;
     Ok(RtrAttr {
         path_mtu,
         long_mtu_bytes: 0,

@@ -269,6 +269,108 @@ static void shared_receives(void)
     CHECK(ibv_destroy_srq(srq) == 0 && ibv_destroy_srq(srq) == EINVAL);
 }
 
+/* Each operation, built and read by functions, two in a batch. */
+static void built_and_read(void)
+{
+    struct ibv_cq_init_attr_ex cq_init = {.cqe = DEPTH, .wc_flags = IBV_WC_STANDARD_FLAGS};
+    struct ibv_cq_ex *cq = ibv_create_cq_ex(context, &cq_init);
+    CHECK(cq && cq->cqe >= DEPTH);
+    cq_init.wc_flags = IBV_WC_EX_WITH_COMPLETION_TIMESTAMP;
+    CHECK(!ibv_create_cq_ex(context, &cq_init) && errno == EOPNOTSUPP);
+    struct ibv_qp_init_attr_ex init = {.send_cq = ibv_cq_ex_to_cq(cq), .pd = pd};
+    init.recv_cq = init.send_cq;
+    init.cap = (struct ibv_qp_cap){4, 4, 4, 3, 128};
+    init.qp_type = IBV_QPT_RC;
+    init.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+    init.send_ops_flags = IBV_QP_EX_WITH_TSO;
+    CHECK(!ibv_create_qp_ex(context, &init) && errno == EOPNOTSUPP);
+    init.send_ops_flags = (1 << 7) - 1;
+    struct end a = {.qp = ibv_create_qp_ex(context, &init), .bytes = malloc(BYTES)};
+    a.send_cq = a.recv_cq = init.send_cq;
+    a.mr = ibv_reg_mr(pd, a.bytes, BYTES, ACCESS);
+    CHECK(a.qp && a.mr);
+    struct end b = create();
+    CHECK(!ibv_qp_to_qp_ex(b.qp));
+    connect_to(&a, &b);
+    connect_to(&b, &a);
+    struct ibv_qp_ex *qp = ibv_qp_to_qp_ex(a.qp);
+    CHECK(qp);
+    struct ibv_poll_cq_attr attr = {0};
+    uintptr_t from = (uintptr_t)a.bytes, to = (uintptr_t)b.bytes;
+    uint32_t lkey = a.mr->lkey, rkey = b.mr->rkey;
+    for (int operation = 0; operation < 7; operation++) {
+        fill(&a, operation);
+        memset(b.bytes, 0, BYTES);
+        struct ibv_sge sge = {to, 200, b.mr->lkey};
+        struct ibv_recv_wr recv = {.wr_id = 6, .sg_list = &sge, .num_sge = 1}, *bad;
+        CHECK(ibv_post_recv(b.qp, &recv, &bad) == 0);
+        CHECK(ibv_start_poll(cq, &attr) == ENOENT);
+        ibv_wr_start(qp);
+        qp->wr_flags = IBV_SEND_SIGNALED;
+        qp->wr_id = 100 + operation;
+        int by_operation[] = {IBV_WC_SEND, IBV_WC_SEND, IBV_WC_RDMA_WRITE, IBV_WC_RDMA_WRITE,
+                              IBV_WC_RDMA_READ, IBV_WC_FETCH_ADD, IBV_WC_COMP_SWAP};
+        switch (operation) {
+        case 0: ibv_wr_send(qp); break;
+        case 1: ibv_wr_send_imm(qp, 7); break;
+        case 2: ibv_wr_rdma_write(qp, rkey, to); break;
+        case 3: ibv_wr_rdma_write_imm(qp, rkey, to, 7); break;
+        case 4: ibv_wr_rdma_read(qp, rkey, to); break;
+        case 5: ibv_wr_atomic_fetch_add(qp, rkey, to, 5); break;
+        case 6: ibv_wr_atomic_cmp_swp(qp, rkey, to, 0, 9); break;
+        }
+        if (operation < 3) {
+            struct ibv_data_buf pieces[2] = {{a.bytes, 60}, {a.bytes + 60, 40}};
+            ibv_wr_set_inline_data_list(qp, 2, pieces);
+        } else if (operation == 4) {
+            struct ibv_sge list[2] = {{from, 60, lkey}, {from + 60, 40, lkey}};
+            ibv_wr_set_sge_list(qp, 2, list);
+        } else {
+            ibv_wr_set_sge(qp, lkey, from, operation == 3 ? 100 : 8);
+        }
+        qp->wr_id++;
+        ibv_wr_rdma_write(qp, rkey, to + 1000);
+        ibv_wr_set_inline_data(qp, "second", 6);
+        CHECK(ibv_wr_complete(qp) == 0);
+        for (int number = 0; number < 2; number++) {
+            while (number == 0 && ibv_start_poll(cq, &attr) == ENOENT)
+                ;
+            while (number == 1 && ibv_next_poll(cq) == ENOENT)
+                ;
+            CHECK(cq->status == IBV_WC_SUCCESS && cq->wr_id == 100 + operation + number);
+            int opcode = number ? IBV_WC_RDMA_WRITE : by_operation[operation];
+            CHECK(ibv_wc_read_opcode(cq) == opcode && ibv_wc_read_qp_num(cq) == a.qp->qp_num);
+            CHECK(ibv_wc_read_vendor_err(cq) == 0);
+        }
+        CHECK(ibv_next_poll(cq) == ENOENT);
+        ibv_end_poll(cq);
+        CHECK(memcmp(b.bytes + 1000, "second", 6) == 0);
+        CHECK(operation > 3 || memcmp(a.bytes, b.bytes, 100) == 0);
+        CHECK(operation != 4 || a.bytes[0] + a.bytes[99] == 0);
+        CHECK(operation < 5 || b.bytes[0] == (operation == 5 ? 5 : 9));
+        if (operation < 2 || operation == 3)
+            CHECK(completion(b.recv_cq).byte_len == 100);
+    }
+    /* A batch that is too long, one with an error and one that is given up post nothing. */
+    for (int batch = 0; batch < 3; batch++) {
+        ibv_wr_start(qp);
+        for (int number = 0; number < (batch == 0 ? 5 : 2); number++) {
+            ibv_wr_rdma_write(qp, rkey, to);
+            static char bytes[129];
+            ibv_wr_set_inline_data(qp, bytes, batch == 1 && number ? 129 : 8);
+        }
+        if (batch == 2)
+            ibv_wr_abort(qp);
+        else
+            CHECK(ibv_wr_complete(qp) == (batch ? EINVAL : ENOMEM));
+    }
+    CHECK(ibv_start_poll(cq, &attr) == ENOENT);
+    CHECK(ibv_destroy_qp(a.qp) == 0);
+    destroy(&b);
+    CHECK(ibv_destroy_cq(a.send_cq) == 0 && ibv_dereg_mr(a.mr) == 0);
+    free(a.bytes);
+}
+
 static struct ibv_qp *create_datagrams(struct end *end)
 {
     struct ibv_qp_init_attr init = {
@@ -498,6 +600,7 @@ int main(void)
     refusals(&a);
     shared_receives();
     datagrams();
+    built_and_read();
     destroy(&a);
     destroy(&b);
     CHECK(ibv_dealloc_pd(pd) == 0 && ibv_dealloc_pd(pd) == EINVAL);

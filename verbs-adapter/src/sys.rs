@@ -9,6 +9,7 @@
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::mem::MaybeUninit;
 
+pub mod extended;
 pub mod provider;
 #[cfg(test)]
 mod tests;
@@ -58,7 +59,9 @@ pub const VERBS_ABI_IS_EXTENDED: usize = usize::MAX;
 #[repr(C)]
 pub struct verbs_context {
     pub query_port: Option<QueryPort>,
-    _before_query_device_ex: [*const c_void; 26],
+    _before_create_cq_ex: [*const c_void; 24],
+    pub create_cq_ex: Option<extended::CreateCqEx>,
+    _priv: *const c_void,
     pub query_device_ex: Option<provider::QueryDeviceEx>,
     _before_create_qp_ex: [*const c_void; 5],
     pub create_qp_ex: Option<provider::CreateQpEx>,

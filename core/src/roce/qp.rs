@@ -269,6 +269,11 @@ impl<const SQ: usize, const RQ: usize> Qp<SQ, RQ> {
         self.post_send_work(SendWqe::atomic(wr, atomic), env)
     }
 
+    /// Number of sends that the queue has room for.
+    pub fn send_room(&self) -> u32 {
+        self.cap.max_send_wr.saturating_sub(self.requester.posted())
+    }
+
     fn post_send_work(&mut self, wqe: SendWqe, env: &mut impl Env) -> Result<u16, NicError> {
         let wr = &wqe.wr;
         let refuse = |errno, cause| Err(NicError::new(Verb::PostSend, errno, cause));

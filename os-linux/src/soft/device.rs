@@ -311,6 +311,11 @@ impl Device {
         self.qps.get(qpn).map(QueuePair::phases)
     }
 
+    /// Returns the number of sends that a queue pair has room for.
+    pub fn send_room(&self, qpn: u32) -> u32 {
+        self.qps.get(qpn).map_or(0, QueuePair::send_room)
+    }
+
     /// Posts one send request (`ibv_post_send`). The call copies inline data immediately. Inline data
     /// must lie in registered memory too, because safe code reads no other memory.
     ///

@@ -216,10 +216,16 @@ pub struct ibv_qp_init_attr_ex {
     pub pd: *mut super::ibv_pd,
     pub xrcd: *mut c_void,
     pub create_flags: u32,
+    pub max_tso_header: u16,
+    pub rwq_ind_tbl: *mut c_void,
+    _rx_hash_conf: [u64; 3],
+    pub source_qpn: u32,
+    pub send_ops_flags: u64,
 }
 
 pub const IBV_QP_INIT_ATTR_PD: u32 = 1;
 pub const IBV_QP_INIT_ATTR_CREATE_FLAGS: u32 = 1 << 2;
+pub const IBV_QP_INIT_ATTR_SEND_OPS_FLAGS: u32 = 1 << 6;
 
 pub const IBV_QP_CUR_STATE: c_int = 1 << 1;
 pub const IBV_QP_EN_SQD_ASYNC_NOTIFY: c_int = 1 << 2;

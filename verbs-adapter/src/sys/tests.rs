@@ -92,11 +92,13 @@ fn rows() -> Vec<Row> {
                 max_qp_rd_atom, max_res_rd_atom, max_qp_init_rd_atom, atomic_cap, max_mw, max_ah,
                 max_srq, max_srq_wr, max_srq_sge, max_pkeys, local_ca_ack_delay, phys_port_cnt }
             ibv_device_attr_ex { orig_attr, comp_mask, phys_port_cnt_ex }
-            ibv_qp_init_attr_ex { qp_context, cap, qp_type, sq_sig_all, comp_mask, pd, xrcd, create_flags }
+            ibv_qp_init_attr_ex { qp_context, cap, qp_type, sq_sig_all, comp_mask, pd, xrcd, create_flags,
+                max_tso_header, rwq_ind_tbl, source_qpn, send_ops_flags }
         }
         for (field, ours) in [
             ("query_device_ex", offset_of!(verbs_context, query_device_ex)),
             ("create_qp_ex", offset_of!(verbs_context, create_qp_ex)),
+            ("create_cq_ex", offset_of!(verbs_context, create_cq_ex)),
         ] {
             let of = |field| format!("offsetof(struct verbs_context, {field})");
             rows.push((format!("{} - {}", of(field), of("query_port")), ours));
@@ -122,9 +124,32 @@ fn rows() -> Vec<Row> {
         constants! { rows;
             IBV_NODE_CA, IBV_TRANSPORT_IB, IBV_DEVICE_CURR_QP_STATE_MOD, IBV_DEVICE_SYS_IMAGE_GUID,
             IBV_DEVICE_RC_RNR_NAK_GEN, IBV_QP_INIT_ATTR_PD, IBV_QP_INIT_ATTR_CREATE_FLAGS,
+            IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
             IBV_QP_CUR_STATE, IBV_QP_EN_SQD_ASYNC_NOTIFY, IBV_QP_ALT_PATH, IBV_QP_PATH_MIG_STATE,
             IBV_QP_CAP, IBV_PORT_DOWN, IBV_PORT_CM_SUP, IBV_PORT_IP_BASED_GIDS,
             IBV_ACCESS_ZERO_BASED, IBV_ACCESS_HUGETLB, IBV_ACCESS_OPTIONAL_RANGE,
+        }
+    }
+    {
+        use extended::*;
+        sizes!(rows; ibv_qp_ex, ibv_cq_ex, ibv_data_buf, ibv_poll_cq_attr, ibv_cq_init_attr_ex);
+        offsets! { rows;
+            ibv_qp_ex { qp_base, comp_mask, wr_id, wr_flags, wr_atomic_cmp_swp, wr_atomic_fetch_add,
+                wr_rdma_read, wr_rdma_write, wr_rdma_write_imm, wr_send, wr_send_imm, wr_set_ud_addr,
+                wr_set_inline_data, wr_set_inline_data_list, wr_set_sge, wr_set_sge_list, wr_start,
+                wr_complete, wr_abort }
+            ibv_data_buf { addr, length }
+            ibv_cq_ex { context, channel, cq_context, cqe, comp_mask, status, wr_id, start_poll,
+                next_poll, end_poll, read_opcode, read_vendor_err, read_byte_len, read_imm_data,
+                read_qp_num, read_src_qp, read_wc_flags, read_slid, read_sl, read_dlid_path_bits }
+            ibv_cq_init_attr_ex { cqe, cq_context, channel, comp_vector, wc_flags, comp_mask, flags,
+                parent_domain }
+        }
+        constants! { rows;
+            IBV_QP_EX_WITH_RDMA_WRITE, IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM, IBV_QP_EX_WITH_SEND,
+            IBV_QP_EX_WITH_SEND_WITH_IMM, IBV_QP_EX_WITH_RDMA_READ,
+            IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP, IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD,
+            IBV_WC_STANDARD_FLAGS, IBV_CQ_INIT_ATTR_MASK_FLAGS, IBV_CREATE_CQ_ATTR_SINGLE_THREADED,
         }
     }
     constants! { rows;

@@ -187,6 +187,10 @@ impl QueuePair {
         engine!(&self.engine, qp => qp.retry_time_ns())
     }
 
+    pub(super) fn send_room(&self) -> u32 {
+        engine!(&self.engine, qp => qp.send_room())
+    }
+
     #[inline]
     pub(super) fn qpn(&self) -> u32 {
         engine!(&self.engine, qp => qp.qpn())

@@ -217,6 +217,11 @@ impl SoftNic {
 }
 
 impl Posting<'_> {
+    /// Returns the number of sends that the queue pair has room for.
+    pub fn send_room(&self) -> u32 {
+        self.device.send_room(self.qpn)
+    }
+
     /// Names the receiver of the datagram that is posted next; see [`Device::set_receiver`].
     pub fn to(&mut self, receiver: &Receiver) -> Result<(), NicError> {
         self.device.set_receiver(self.qpn, receiver)
