@@ -42,7 +42,8 @@ fn operations(of: *mut ibv_device, async_fd: RawFd) -> verbs_context {
     base.create_qp_ex = Some(builder::create_qp_ex);
     let context = &mut base.context;
     context.device = of.cast();
-    context.cmd_fd = -1;
+    // Programs duplicate the descriptor of commands to share a device. Nothing is read from this one.
+    context.cmd_fd = async_fd;
     context.async_fd = async_fd;
     context.num_comp_vectors = 1;
     context.ops.poll_cq = Some(completion::poll_cq);

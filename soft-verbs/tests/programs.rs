@@ -78,9 +78,14 @@ fn listens(port: &str) -> bool {
 
 /// Runs both ends of a ping-pong, and returns whether they succeeded and what they printed.
 fn ping_pong(program: &str, arguments: &[&str]) -> [(bool, String); 2] {
+    both_ends(program, &["-g", "0"], arguments)
+}
+
+/// Runs both ends of a program; `gid` is how it names the GID.
+fn both_ends(program: &str, gid: &[&str], arguments: &[&str]) -> [(bool, String); 2] {
     let port = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
     let (port, device) = (port.to_string(), loopback());
-    let common = [&["-d", &device, "-g", "0", "-p", &port], arguments].concat();
+    let common = [gid, &["-d", &device, "-p", &port], arguments].concat();
     let mut server = Run::start(command(program, &common));
     // The client does not wait for the server to listen.
     let hex = format!("{:04X}", port.parse::<u16>().unwrap());
@@ -147,6 +152,34 @@ fn ping_pongs_of_rdma_core_run_between_two_processes() {
         for (ok, text) in ping_pong(program, arguments) {
             assert!(ok && text.contains("usec/iter"), "{program} {arguments:?}: {text}");
             assert!(!text.contains("invalid data"), "{program} {arguments:?}: {text}");
+        }
+    }
+}
+
+#[test]
+fn tests_of_perftest_end_well_between_two_processes() {
+    if !is_installed("ib_send_bw", "perftest") {
+        return;
+    }
+    let cases: [(&str, &[&str]); 14] = [
+        ("ib_send_bw", &["-n", "200", "-s", "5000"]),
+        ("ib_write_bw", &["-n", "200", "-q", "4"]),
+        ("ib_read_bw", &["-n", "200", "-e"]),
+        ("ib_atomic_bw", &["-n", "100", "-b"]),
+        ("ib_send_lat", &["-n", "100", "--inline_size", "512", "-s", "400"]),
+        ("ib_write_lat", &["-n", "100", "-I", "64", "-s", "64"]),
+        ("ib_send_bw", &["-n", "200", "-b", "-s", "100"]),
+        ("ib_send_bw", &["-n", "200", "--use-srq", "-q", "4"]),
+        ("ib_send_bw", &["-n", "200", "-c", "UD"]),
+        ("ib_send_bw", &["-n", "200", "-c", "UD", "-q", "2", "-e"]),
+        ("ib_send_lat", &["-n", "100", "-c", "UD", "-s", "1000"]),
+        ("ib_write_bw", &["-n", "100", "-c", "UC"]),
+        ("ib_send_lat", &["-n", "100", "-c", "UC"]),
+        ("ib_read_lat", &["-n", "100"]),
+    ];
+    for (program, arguments) in cases {
+        for (ok, text) in both_ends(program, &["-x", "0"], arguments) {
+            assert!(ok, "{program} {arguments:?}: {text}");
         }
     }
 }

@@ -11,7 +11,7 @@ use clap::builder::PossibleValuesParser;
 use crate::outcome::Outcome;
 use crate::shell::Shell;
 use crate::tool::{self, Tool};
-use crate::{api, contrib, fuzz, nccl, no_std, python, rxe, tidy};
+use crate::{api, contrib, fuzz, nccl, no_std, python, rdma_core, rxe, tidy};
 
 /// One check of `cargo xtask ci`.
 struct CiStep {
@@ -32,7 +32,7 @@ const fn step(
 
 /// All steps, the cheapest first, so that a slip costs seconds. The tests come last, so that cargo's
 /// own summary of them ends the output.
-const STEPS: [CiStep; 15] = [
+const STEPS: [CiStep; 16] = [
     step("fmt", "rustfmt has nothing to change", None, cargo_steps::fmt),
     step(
         "tidy",
@@ -60,6 +60,7 @@ const STEPS: [CiStep; 15] = [
     step("loom", "every interleaving of processes in shared memory", None, cargo_steps::loom),
     step("fuzz", "each fuzz target runs for a few seconds", Some(tool::FUZZ), fuzz::smoke),
     step("nccl", "releases of NCCL load the plugin and pick it, without a GPU", None, nccl::step),
+    step("rdma-core", "rdma-core's tests on our libibverbs.so.1", None, rdma_core::step),
     step("python", "the Python module, its examples and its types", None, python::step),
     step("vm", "the kernel's RoCE works as device and as peer, in a guest", None, rxe::step),
     step("test", "cargo test --workspace", None, cargo_steps::test),

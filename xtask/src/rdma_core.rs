@@ -8,8 +8,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{fs, io};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 
+use crate::outcome::Outcome;
 use crate::shell::Shell;
 use crate::workspace::Workspace;
 
@@ -38,10 +39,18 @@ struct Report {
 
 /// Runs all tests on the device of loopback, and prints tables.
 pub(crate) fn run(shell: &Shell) -> Result<()> {
-    ensure!(
-        Path::new(INSTALLED).exists(),
-        "{INSTALLED} is missing: apt-get install python3-pyverbs"
-    );
+    match step(shell)? {
+        Outcome::Passed => Ok(()),
+        Outcome::Skipped(reason) => bail!("{reason}"),
+    }
+}
+
+/// Runs all tests as a step of CI.
+pub(crate) fn step(shell: &Shell) -> Result<Outcome> {
+    if !Path::new(INSTALLED).exists() {
+        let reason = format!("{INSTALLED} is missing: apt-get install python3-pyverbs");
+        return Ok(Outcome::Skipped(reason));
+    }
     shell.run(shell.cargo("build --release --package invar-soft-verbs"))?;
     let target = Workspace::load(shell)?.target_dir;
     let library = target.join("release/libinvar_soft_verbs.so");
@@ -58,7 +67,7 @@ pub(crate) fn run(shell: &Shell) -> Result<()> {
     let report = parse(&output(tests)?);
     report.print();
     match report.failures.len() {
-        0 => Ok(()),
+        0 => Ok(Outcome::Passed),
         failed => bail!("{failed} tests failed"),
     }
 }
@@ -92,31 +101,46 @@ fn output(mut tests: Command) -> io::Result<String> {
 }
 
 /// Reads the lines of Python's unittest: the name of a test with its file, then the first line of its
-/// documentation if it has one, and the result at the end.
+/// documentation if it has one, and the result at the end. A test that prints moves its result to the next
+/// line.
 fn parse(text: &str) -> Report {
     let mut report = Report::default();
-    let mut test = "";
+    let (mut test, mut printed) = ("", false);
     for line in text.lines() {
         if let Some((_, named)) = line.split_once("(tests.")
             && let Some((name, _)) = named.split_once(')')
         {
             test = name;
         }
-        let Some((_, result)) = line.rsplit_once(" ... ") else { continue };
+        let result = match line.rsplit_once(" ... ") {
+            Some((_, result)) => result,
+            None if printed => line,
+            None => continue,
+        };
+        printed = !report.add(test, result);
+    }
+    report
+}
+
+impl Report {
+    /// Counts the result of a test. Returns false for a text that is no result.
+    fn add(&mut self, test: &str, result: &str) -> bool {
         let file = test.split('.').next().unwrap_or(test);
-        let row = report.rows.entry(file.to_owned()).or_default();
+        let row = self.rows.entry(file.to_owned()).or_default();
         if let Some(reason) = result.strip_prefix("skipped ") {
             row.skipped += 1;
             let reason = reason.trim_matches(['\'', '"']).to_owned();
-            *report.reasons.entry(reason).or_default() += 1;
+            *self.reasons.entry(reason).or_default() += 1;
         } else if result == "ok" {
             row.passed += 1;
-        } else {
+        } else if ["FAIL", "ERROR"].contains(&result) {
             row.failed += 1;
-            report.failures.push(test.to_owned());
+            self.failures.push(test.to_owned());
+        } else {
+            return false;
         }
+        true
     }
-    report
 }
 
 impl Report {
@@ -144,6 +168,8 @@ mod tests {
         let text = "\
 test_a (tests.test_cq.CQTest.test_a)
 Creates a queue ... ok
+test_d (tests.test_cq.CQTest.test_d) ... it prints
+ok
 test_b (tests.test_cq.CQTest.test_b) ... skipped 'No such device'
 test_c (tests.test_qp.QPTest.test_c)
 Moves ... FAIL
@@ -154,7 +180,7 @@ FAIL: test_c (tests.test_qp.QPTest.test_c)
 ";
         let report = parse(text);
         let row = |passed, failed, skipped| Row { passed, failed, skipped };
-        assert_eq!(report.rows["test_cq"], row(1, 0, 1));
+        assert_eq!(report.rows["test_cq"], row(2, 0, 1));
         assert_eq!(report.rows["test_qp"], row(0, 2, 0));
         assert_eq!(report.reasons["No such device"], 1);
         assert_eq!(report.failures, ["test_qp.QPTest.test_c", "test_qp.Other"]);
