@@ -87,6 +87,11 @@ impl Hosts {
         Hosts::new(mtu).map_err(skip).ok()
     }
 
+    /// The name of a host's namespace, for a program that enters it by itself.
+    pub fn name(&self, host: usize) -> &str {
+        &self.names[host]
+    }
+
     /// Runs `ip ARGS` on a host and returns its output. Spaces separate the arguments.
     ///
     /// # Errors

@@ -4,12 +4,16 @@
 //   collnet LIBRARY RANKS big          checks messages beyond 2^31 bytes
 //   collnet LIBRARY RANKS kill RANK    that rank is killed, and the others hear of it
 //   collnet LIBRARY RANKS close RANK   that rank closes its comm during a collective
+//   collnet LIBRARY RANKS stop RANK    that rank is stopped until the others have named it, and goes on
+//   collnet LIBRARY RANKS until PATH   reduces until this file is there
 //   collnet LIBRARY 1 off              collNet is off
 //
-// It prints "ok" and exits with 0, or prints the fault and exits with 1.
+// It prints "ok" and exits with 0, or prints the fault and exits with 1. If COLLNET_NETNS=a,b is set, the ranks
+// are in the network namespaces a and b in turn.
 #define _GNU_SOURCE
 #include "collnet.h"
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -39,7 +43,7 @@ static char last_warning[1024];
 
 // What the processes share.
 static struct shared {
-  _Atomic int arrived, round;
+  _Atomic int arrived, round, stopped, warned;
   char handles[COMMS][RANKS_MAX][HANDLE_BYTES];
 }* shared;
 
@@ -565,6 +569,61 @@ static void check_loss(int lost, int is_killed) {
   exit(0);
 }
 
+// A rank is stopped before a collective. The others name it, and all complete the collective once it goes on.
+static void check_stop(int stopped) {
+  job_t job = {.what = ALLREDUCE, .type = F32, .op = SUM, .count = 100000};
+  char named[64];
+  run(&job, 1);
+  if (rank == stopped) {
+    shared->stopped = getpid();
+    raise(SIGSTOP);
+  }
+  for (; shared->stopped == 0; sched_yield()) alarm_clock();
+  snprintf(named, sizeof named, "rank %d (pid %d ", stopped, shared->stopped);
+  begin(&job, memory);
+  int done = 0, has_named = rank == stopped;
+  for (; !done; alarm_clock()) {
+    OK(net->test(job.request, &done, NULL));
+    if (!has_named && strstr(last_warning, named) != NULL) {
+      has_named = 1;
+      shared->warned++;
+    }
+  }
+  CHECK(has_named);
+  check(&job);
+}
+
+static void check_until(const char* path) {
+  enum { COUNT = 1 << 16 };
+  float* data = (float*)memory;
+  for (int round = 0, is_last = 0; !is_last; round++) {
+    for (int i = 1; i < COUNT; i++) data[i] = (float)(round % 1000);
+    data[0] = (float)(rank == 0 && access(path, F_OK) == 0);
+    void* request = NULL;
+    OK(net->iallreduce(comms[0], data, data, COUNT, F32, SUM, mhandles[0], mhandles[0], &request));
+    CHECK(request != NULL);
+    for (int done = 0; !done; alarm_clock()) OK(net->test(request, &done, NULL));
+    for (int i = 1; i < COUNT; i++) CHECK(data[i] == (float)(round % 1000 * nranks));
+    is_last = data[0] > 0;
+  }
+}
+
+static void enter_namespace(void) {
+  const char* names = getenv("COLLNET_NETNS");
+  if (names == NULL) return;
+  const char* second = strchr(names, ',');
+  CHECK(second != NULL);
+  char path[256];
+  if (rank % 2 == 0) {
+    snprintf(path, sizeof path, "/run/netns/%.*s", (int)(second - names), names);
+  } else {
+    snprintf(path, sizeof path, "/run/netns/%s", second + 1);
+  }
+  int namespace = open(path, O_RDONLY | O_CLOEXEC);
+  CHECK(namespace >= 0 && setns(namespace, CLONE_NEWNET) == 0);
+  close(namespace);
+}
+
 static void check_off(void) {
   int ndev = -1;
   char handle[HANDLE_BYTES];
@@ -579,10 +638,11 @@ static void check_off(void) {
 }
 
 int main(int argc, char** argv) {
-  if (argc < 4) FAIL("usage: collnet LIBRARY RANKS brief|full|big|kill|close|off [RANK]");
+  if (argc < 4) FAIL("usage: collnet LIBRARY RANKS brief|full|big|kill|close|stop|until|off [RANK|PATH]");
   const char* mode = argv[3];
   nranks = atoi(argv[2]);
-  int lost = argc > 4 ? atoi(argv[4]) : -1;
+  int is_until = strcmp(mode, "until") == 0, is_stopped = strcmp(mode, "stop") == 0;
+  int lost = argc > 4 && !is_until ? atoi(argv[4]) : -1;
   int is_killed = strcmp(mode, "kill") == 0, is_full = strcmp(mode, "full") == 0, is_big = strcmp(mode, "big") == 0;
   CHECK(nranks >= 1 && nranks <= RANKS_MAX);
   start_of_run = now();
@@ -598,6 +658,12 @@ int main(int argc, char** argv) {
   }
   if (rank < 0) {
     int failed = 0;
+    if (is_stopped) {
+      int status = 0;
+      CHECK(waitpid(children[lost], &status, WUNTRACED) == children[lost] && WIFSTOPPED(status));
+      for (; shared->warned < nranks - 1; usleep(1000)) alarm_clock();
+      kill(children[lost], SIGCONT);
+    }
     for (int of = 0; of < nranks; of++) {
       int status = 0;
       CHECK(waitpid(children[of], &status, 0) == children[of]);
@@ -612,6 +678,7 @@ int main(int argc, char** argv) {
     puts("ok");
     return 0;
   }
+  enter_namespace();
   void* opened = dlopen(argv[1], RTLD_NOW | RTLD_LOCAL);
   if (!opened) FAIL("%s", dlerror());
   net = dlsym(opened, "ncclCollNetPlugin_v" TEXT(API));
@@ -624,6 +691,11 @@ int main(int argc, char** argv) {
   meet(is_big ? ((size_t)1 << 31) + 4096 : (is_full ? 130 : 20) * (size_t)MIB);
   if (is_big) {
     check_big();
+  } else if (is_until) {
+    CHECK(argc > 4);
+    check_until(argv[4]);
+  } else if (is_stopped) {
+    check_stop(lost);
   } else if (lost >= 0) {
     check_loss(lost, is_killed);
   } else {

@@ -3,12 +3,15 @@
 //! Each version runs with another number of ranks. With `INVAR_TEST_COLLNET=full` each runs with all
 //! numbers of ranks, and with long messages of all types.
 
-use std::env;
 use std::mem::offset_of;
-use std::path::Path;
-use std::process::{Command, Output};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+use std::{env, fs, thread};
 
+use invar_testkit::namespaces::Hosts;
 use invar_testkit::shell;
+use invar_testkit::wait::until;
 use nccl_net_invar::abi::{
     Absent, Blocks, CollNet, CollNetVersion, FinalTail, SgeV8, SgeV9, V6, V7, V8, V9, V10, V11, V12,
 };
@@ -68,22 +71,35 @@ pub(crate) fn layout(version: u32) -> Vec<String> {
     lines
 }
 
-/// Runs `collnet` over a transport, optionally as the argument of another program.
-fn run(before: &[&str], program: &Path, transport: &str, arguments: &[&str]) -> Output {
+/// The ranks share memory. Its devices are those of TCP.
+const SHARED_MEMORY: &str = "shm";
+
+/// Prepares `collnet` over a transport, optionally as the argument of another program.
+fn command(before: &[&str], program: &Path, transport: &str, arguments: &[&str]) -> Command {
     let line: Vec<&str> = [before, &[program.to_str().unwrap()]].concat();
     let mut command = Command::new(line[0]);
     shell::clean(&mut command).args(&line[1..]).arg("libnccl-net-invar.so").args(arguments);
-    command.env("LD_LIBRARY_PATH", library_path(transport));
-    command.env("NCCL_SOCKET_IFNAME", "lo").env("INVAR_TRANSPORT", transport);
-    // All ranks are on this host, and their data shall go over the transport.
-    command.env("NCCL_SHM_DISABLE", "1").env("NCCL_COLLNET_ENABLE", "1");
-    command.output().unwrap()
+    command.env("NCCL_SOCKET_IFNAME", "lo").env("NCCL_COLLNET_ENABLE", "1");
+    let devices = match transport {
+        SHARED_MEMORY => "socket",
+        // All ranks are on this host, and their data shall go over the transport.
+        _ => {
+            command.env("NCCL_SHM_DISABLE", "1");
+            transport
+        }
+    };
+    command.env("LD_LIBRARY_PATH", library_path(devices)).env("INVAR_TRANSPORT", devices);
+    command
 }
 
 fn check(before: &[&str], program: &Path, transport: &str, arguments: &[&str]) {
-    let output = run(before, program, transport, arguments);
+    let mut command = command(before, program, transport, arguments);
+    is_right(&command.output().unwrap(), &format!("{arguments:?} over {transport}"));
+}
+
+fn is_right(output: &Output, what: &str) {
     let text = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{arguments:?} over {transport}: {}\n{text}", output.status);
+    assert!(output.status.success(), "{what}: {}\n{text}", output.status);
     assert_eq!(output.stdout, b"ok\n");
 }
 
@@ -96,7 +112,7 @@ fn every_version_reduces_and_gathers_as_a_naive_program_does() {
     for version in VERSIONS {
         let program = compile("collnet", version);
         for ranks in 2..=8 {
-            for (i, transport) in ["soft", "socket"].into_iter().enumerate() {
+            for (i, transport) in ["soft", "socket", SHARED_MEMORY].into_iter().enumerate() {
                 // Each version and each number of ranks runs once over each transport.
                 let is_its_turn = (version + ranks + 3 * i as u32).is_multiple_of(7);
                 if is_full || is_its_turn {
@@ -124,6 +140,66 @@ fn ranks_hear_of_one_that_is_killed_or_closes_its_comm() {
             check(&[], &program, transport, &["3", "close", lost]);
         }
     }
+}
+
+#[test]
+fn a_stopped_rank_is_named_by_the_others_and_all_go_on_after_it() {
+    if !is_there("gcc") {
+        return;
+    }
+    let program = compile("collnet", 12);
+    for (transport, stopped) in [("soft", "1"), ("socket", "2"), (SHARED_MEMORY, "1")] {
+        let mut command = command(&[], &program, transport, &["3", "stop", stopped]);
+        let output = command.env("INVAR_STALL_MS", "300").output().unwrap();
+        is_right(&output, &format!("rank {stopped} stopped over {transport}"));
+    }
+}
+
+/// A directory that is removed on drop.
+struct Folder(PathBuf);
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+#[test]
+fn collectives_outlive_a_pulled_cable_and_metrics_count_their_links() {
+    let hosts = if is_there("gcc") { Hosts::or_skip(1500) } else { None };
+    let Some(hosts) = hosts else { return };
+    let folder = Folder(env::temp_dir().join(format!("invar-collnet-{}", std::process::id())));
+    fs::create_dir(&folder.0).unwrap();
+    let (over, metrics) = (folder.0.join("over"), folder.0.join("metrics.prom"));
+    let program = compile("collnet", 12);
+    let mut command = command(&[], &program, "soft", &["2", "until", over.to_str().unwrap()]);
+    command.env("COLLNET_NETNS", format!("{},{}", hosts.name(0), hosts.name(1)));
+    command.env("NCCL_SOCKET_IFNAME", "v0").env("NCCL_IB_TIMEOUT", "13");
+    command.env("XDG_RUNTIME_DIR", &folder.0);
+    command.env("INVAR_METRICS", format!("file:{}", metrics.display()));
+    let ranks = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    // The largest value of a metric of a connection of the software NIC.
+    let value = |name: &str| {
+        let text = fs::read_to_string(&metrics).unwrap_or_default();
+        let lines = text.lines().filter(|line| {
+            line.starts_with(&format!("{name}{{")) && line.contains("device=\"soft")
+        });
+        let values = lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok());
+        values.fold(0.0, f64::max)
+    };
+    until("sent bytes", || (value("invar_sent_bytes_total") > 1e6).then_some(()));
+    until("a recovery", || {
+        hosts.ip(0, "link set v0 down").unwrap();
+        // The link is down for longer than a queue pair retries.
+        thread::sleep(Duration::from_millis(900));
+        hosts.ip(0, "link set v0 up").unwrap();
+        thread::sleep(Duration::from_millis(2500));
+        (value("invar_recoveries_total") > 0.0).then_some(())
+    });
+    let before = value("invar_sent_bytes_total");
+    until("more sent bytes", || (value("invar_sent_bytes_total") > before).then_some(()));
+    fs::write(&over, "").unwrap();
+    is_right(&ranks.wait_with_output().unwrap(), "a pulled cable");
 }
 
 #[test]
