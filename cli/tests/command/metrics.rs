@@ -79,11 +79,12 @@ fn a_run_shows_the_metrics_of_both_processes_over_http() {
     let text = scrape(&addr).unwrap();
     assert!(text.starts_with("HTTP/1.1 200 ") && text.ends_with("# EOF\n"), "{text}");
     assert!(sample(&text, &["invar_received_bytes_total{", "receiver"]).unwrap() > 1e6, "{text}");
-    assert!(sample(&text, &["invar_device_sent_bytes_total{"]).unwrap() > 1e6, "{text}");
-    let count = ["invar_send_latency_seconds_count{"];
-    until("a measured send", || {
-        scrape(&addr).and_then(|text| sample(&text, &count)).unwrap_or_default() > 0.0
-    });
+    let at_least = |metric: &str, least: f64| {
+        until(metric, || scrape(&addr).and_then(|text| sample(&text, &[metric])) >= Some(least));
+    };
+    // A thread that may run seldom counts these.
+    at_least("invar_device_sent_bytes_total{", 1e6);
+    at_least("invar_send_latency_seconds_count{", 1.0);
 }
 
 #[test]

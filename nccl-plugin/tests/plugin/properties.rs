@@ -50,6 +50,6 @@ fn the_newest_version_tells_all() {
     assert_eq!(told.max_recvs, 8);
     assert_eq!((told.net_device_type, told.net_device_version), (0, 0));
     assert_eq!((told.v_props.ndevs, told.v_props.devs[0]), (1, 0));
-    assert_eq!((told.max_p2p_bytes, told.max_coll_bytes), (1 << 30, 1 << 30));
+    assert_eq!((told.max_p2p_bytes, told.max_coll_bytes), (1 << 30, 32 << 20));
     assert_eq!((told.max_multi_request_size, told.rail_id, told.plane_id), (1, -1, -1));
 }
