@@ -243,10 +243,11 @@ static unsigned char* begin(job_t* job, unsigned char* at) {
   size_t first = piece_start(job, rank), own = piece_start(job, rank + 1) - first;
   size_t long_ = job->what == ALLREDUCE ? job->count : job->window, short_ = job->what == ALLREDUCE ? job->count : own;
   unsigned char *all = at, *piece = at + long_ * size + 64;
-  unsigned char* behind = at + (long_ + short_) * size + 128;
+  size_t room = (long_ + (job->in_place ? 0 : short_)) * size + 128;
+  unsigned char* behind = at + room;
   CHECK(behind <= memory + memory_bytes);
   if (job->in_place) piece = all + (job->what == ALLREDUCE ? 0 : first * size);
-  memset(at, 0x5a, (long_ + short_) * size + 128);
+  memset(at, 0x5a, room);
   int gathers = job->what == ALLGATHER;
   job->from = job->what == REDUCESCATTER ? all : piece;
   job->to = job->what == REDUCESCATTER ? piece : all;
