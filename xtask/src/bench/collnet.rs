@@ -18,12 +18,22 @@ const AT_MOST: f64 = 1.1;
 struct Case {
     name: &'static str,
     ranks: u32,
-    transport: &'static str,
+    /// The variables that choose how the ranks reach each other.
+    env: &'static [(&'static str, &'static str)],
 }
 
-const CASES: [Case; 2] = [
-    Case { name: "collnet-socket-2", ranks: 2, transport: "socket" },
-    Case { name: "collnet-soft-2", ranks: 2, transport: "soft" },
+/// The ranks share memory. Messages of the ring never do, and go over TCP.
+const SHM: &[(&str, &str)] = &[("INVAR_TRANSPORT", "socket")];
+const SOCKET: &[(&str, &str)] = &[("NCCL_SHM_DISABLE", "1"), ("INVAR_TRANSPORT", "socket")];
+const SOFT: &[(&str, &str)] = &[("NCCL_SHM_DISABLE", "1"), ("INVAR_TRANSPORT", "soft")];
+
+const CASES: [Case; 6] = [
+    Case { name: "collnet-shm-2", ranks: 2, env: SHM },
+    Case { name: "collnet-shm-4", ranks: 4, env: SHM },
+    Case { name: "collnet-socket-2", ranks: 2, env: SOCKET },
+    Case { name: "collnet-socket-4", ranks: 4, env: SOCKET },
+    Case { name: "collnet-soft-2", ranks: 2, env: SOFT },
+    Case { name: "collnet-soft-4", ranks: 4, env: SOFT },
 ];
 
 pub(super) fn cases() -> Vec<&'static str> {
@@ -41,7 +51,7 @@ pub(super) fn run(shell: &Shell, args: &Args) -> Result<Vec<String>> {
             "{:>10}  {:>11} {:>13} {:>6}  {:>10} {:>6}   {}: all-reduce of floats, {RUNS} runs",
             "bytes", "collNet µs", "invar coll µs", "ratio", "ring µs", "ratio", case.name
         );
-        let (mut beside_coll, mut beside_ring) = (Vec::new(), Vec::new());
+        let mut beside_coll = Vec::new();
         for sizes in &SIZES {
             for (bytes, [ours, coll, ring]) in case.compare(shell, &target_dir, sizes)? {
                 let (to_coll, to_ring) = (ours / coll, ours / ring);
@@ -52,14 +62,11 @@ pub(super) fn run(shell: &Shell, args: &Args) -> Result<Vec<String>> {
                     missed.push(format!("{} at {bytes} bytes ({to_coll:.2})", case.name));
                 }
                 beside_coll.push(to_coll);
-                beside_ring.push(to_ring);
             }
         }
-        let over = case.transport;
-        names.extend([format!("invar coll over {over}"), format!("ring over {over}")]);
-        columns.extend([beside_coll, beside_ring]);
+        names.push(case.name);
+        columns.push(beside_coll);
     }
-    let names: Vec<&str> = names.iter().map(String::as_str).collect();
     let about = format!("of medians of {RUNS} runs on this host");
     let mut values = Values::new(about, &names);
     for (row, bytes) in SIZES.iter().flat_map(Sizes::all).enumerate() {
@@ -79,14 +86,13 @@ impl Case {
     ) -> Result<Vec<(u64, [f64; 3])>> {
         let all = sizes.all();
         let mut times = vec![[const { Vec::new() }; 3]; all.len()];
-        let env = [("NCCL_SHM_DISABLE", "1"), ("INVAR_TRANSPORT", self.transport)];
         for _ in 0..RUNS {
             let mut program = shell.program(&target_dir.join("release/examples/bench_collnet"));
-            program.arg(self.ranks.to_string()).args(sizes.args()).envs(env);
+            program.arg(self.ranks.to_string()).args(sizes.args()).envs(self.env.iter().copied());
             program.env("NCCL_COLLNET_ENABLE", "1").env("NCCL_SOCKET_IFNAME", "lo");
             let output = shell.capture(program).context("bench_collnet")?;
             let by_plugin = sizes.columns::<2>(&output)?;
-            let by_coll = coll::invar(shell, target_dir, self.ranks, &env, sizes)?;
+            let by_coll = coll::invar(shell, target_dir, self.ranks, self.env, sizes)?;
             let measured = by_plugin.into_iter().zip(by_coll);
             for (times, ([collnet, ring], coll)) in times.iter_mut().zip(measured) {
                 let [of_collnet, of_coll, of_ring] = times;

@@ -49,7 +49,7 @@ pub(super) const COLL: Figure = Figure {
 };
 pub(super) const COLLNET: Figure = Figure {
     name: "collnet",
-    title: "All-reduce of collNet: its time divided by that of others",
+    title: "All-reduce of collNet: its time divided by invar coll's",
     axis: "ratio (less is better)",
     style: Style::Lines,
 };
