@@ -129,10 +129,14 @@ fn register(
     }
     let access = Access::from_bits_truncate(flags & !ignored);
     let iova = if flags & IBV_ACCESS_ZERO_BASED != 0 { 0 } else { iova };
-    let (Some(start), 1..) = (NonNull::new(addr.cast::<u8>()), length) else {
-        return Err(libc::EINVAL);
+    let start = match length {
+        // A region without bytes may have any address. Nothing ever accesses it.
+        0 => NonNull::<u64>::dangling().cast::<u8>(),
+        _ => NonNull::new(addr.cast::<u8>()).ok_or(libc::EINVAL)?,
     };
-    populate(addr, length, access)?;
+    if length > 0 {
+        populate(addr, length, access)?;
+    }
     // SAFETY: the memory is mapped and accessible, as `populate` found. The program keeps it so until
     // it deregisters the region, and heeds the verbs' rules on memory that is in use.
     let memory = unsafe { HostMemory::from_raw(start, length, ()) };

@@ -530,7 +530,10 @@ static void refusals(struct end *end)
     CHECK(readable && ibv_dereg_mr(readable) == 0);
     munmap(page, 4096);
     CHECK(!ibv_reg_mr(pd, page, 4096, 0) && errno == ENOMEM);
-    CHECK(!ibv_reg_mr(pd, end->bytes, 0, 0) && errno == EINVAL);
+    CHECK(!ibv_reg_mr(pd, NULL, 8, 0) && errno == EINVAL);
+    struct ibv_mr *empty[2] = {ibv_reg_mr(pd, NULL, 0, ACCESS), ibv_reg_mr(pd, end->bytes + 1, 0, 0)};
+    for (int i = 0; i < 2; i++)
+        CHECK(empty[i] && empty[i]->length == 0 && ibv_dereg_mr(empty[i]) == 0);
     CHECK(!ibv_reg_mr(pd, end->bytes, 8, IBV_ACCESS_REMOTE_WRITE) && errno == EINVAL);
     CHECK(!ibv_reg_mr(pd, end->bytes, 8, IBV_ACCESS_ON_DEMAND) && errno == EOPNOTSUPP);
 
