@@ -209,7 +209,7 @@ pub trait Nic {
     /// Posts the work requests of a reusable list, from number `from` on.
     ///
     /// # Errors
-    /// `refusal` has the error of [`Nic::post_send`].
+    /// `refusal` has the error of [`Nic::post_send`], or [`Nic::explain`] makes it.
     #[inline(always)]
     fn post_list<const L: usize>(
         &self,
@@ -225,7 +225,7 @@ pub trait Nic {
     /// poll.
     ///
     /// # Errors
-    /// `refusal` has the error of [`Nic::post_send`].
+    /// The errors are those of [`Nic::post_list`].
     #[inline(always)]
     fn post_list_ahead<const L: usize>(
         &self,
@@ -241,7 +241,7 @@ pub trait Nic {
     /// Posts one receive work request that has no buffer.
     ///
     /// # Errors
-    /// `refusal` has the error of [`Nic::post_recv`].
+    /// `refusal` has the error of [`Nic::post_recv`], or [`Nic::explain`] makes it.
     #[inline(always)]
     fn post_empty_recv(
         &self,
@@ -250,6 +250,12 @@ pub trait Nic {
         refusal: &mut Refusal,
     ) -> Result<(), Refused> {
         self.post_recv(qp, wr).map_err(|error| refusal.because(error))
+    }
+    /// Makes the error of a refused post whose [`Refusal`] is empty. `wrs` are the work requests of the
+    /// post, from the first of its list on; a receive has none.
+    fn explain(&self, _qp: &Self::Qp, wrs: &[SendWr], refused: Refused) -> NicError {
+        let verb = if wrs.is_empty() { Verb::PostRecv } else { Verb::PostSend };
+        NicError::new(verb, refused.errno, "the adapter gives no reason")
     }
     /// Takes up to `wcs.len()` completions, oldest first, and returns their number (`ibv_poll_cq`).
     fn poll(&self, cq: &Self::Cq, wcs: &mut [Wc]) -> Result<u32, PollError>;

@@ -139,6 +139,12 @@ impl<T> Entry<T> {
         true
     }
 
+    /// Returns whether `token` lives here and its request awaits one completion more.
+    #[inline(always)]
+    pub(crate) fn is_last(&self, token: u32) -> bool {
+        self.awaited == 1 && self.key == token
+    }
+
     /// Returns whether all awaited completions have arrived.
     #[inline(always)]
     pub(crate) fn is_complete(&self) -> bool {

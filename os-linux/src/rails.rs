@@ -282,6 +282,10 @@ impl<N: Nic> Nic for Rails<N> {
         self.nic(qp.rail).post_empty_recv(&qp.qp, wr, refusal)
     }
 
+    fn explain(&self, qp: &RailsQp<N>, wrs: &[SendWr], refused: Refused) -> NicError {
+        self.nic(qp.rail).explain(&qp.qp, wrs, refused)
+    }
+
     /// Polls all rails. A rail that cannot be polled is [noted](Nic::check), and the others go on.
     fn poll(&self, cq: &RailsCq<N>, wcs: &mut [Wc]) -> Result<u32, PollError> {
         let (mut polled, mut failed) = (0, None);

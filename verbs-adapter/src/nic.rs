@@ -240,9 +240,9 @@ impl Nic for VerbsNic {
         qp: &Qp,
         list: &mut SendList<L>,
         from: usize,
-        refusal: &mut Refusal,
+        _refusal: &mut Refusal,
     ) -> Result<(), Refused> {
-        qp.post_list(list, from, refusal)
+        qp.post_list(list, from)
     }
 
     #[inline(always)]
@@ -251,8 +251,12 @@ impl Nic for VerbsNic {
     }
 
     #[inline(always)]
-    fn post_empty_recv(&self, qp: &Qp, wr: &RecvWr, refusal: &mut Refusal) -> Result<(), Refused> {
-        qp.post_empty_recv(wr, refusal)
+    fn post_empty_recv(&self, qp: &Qp, wr: &RecvWr, _refusal: &mut Refusal) -> Result<(), Refused> {
+        qp.post_empty_recv(wr)
+    }
+
+    fn explain(&self, qp: &Qp, wrs: &[SendWr], refused: Refused) -> NicError {
+        qp.explain(wrs, refused)
     }
 
     #[inline(always)]

@@ -16,7 +16,7 @@ use super::watch::{Rows, Verdict, Watch, patience_ns};
 use crate::conn::{CommSettings, Exchange, Parts, Stream, StreamError, Verbs, rail_of};
 use crate::error::{CompletionError, Ends, Error, Report, Suspicion};
 use crate::metrics::EndNumbers;
-use crate::nic::{Nic, NicError, PollError, Refusal, Refused, Verb, Wc, WcStatus};
+use crate::nic::{Nic, NicError, PollError, Refusal, Refused, SendWr, Verb, Wc, WcStatus};
 use crate::request::{Progress, RequestRing};
 use crate::stall::{self, Counts, Role, Wait};
 
@@ -188,11 +188,15 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         self.fail(error.into())
     }
 
-    /// Fails a call because the NIC refused a post; [`Base::refusal`] has the error.
+    /// Fails a call because the NIC refused the work requests `wrs` on the queue pair that has `behind`
+    /// others behind it. A receive has no such work requests.
     #[cold]
     #[inline(never)]
-    pub(super) fn refused(&mut self, refused: Refused) -> Failed {
-        let error = self.refusal.take(refused);
+    pub(super) fn refused(&mut self, behind: usize, wrs: &[SendWr], refused: Refused) -> Failed {
+        let Self { verbs, refusal, .. } = self;
+        let other = verbs.other_qps.iter().nth_back(behind);
+        let qp = other.unwrap_or(&verbs.qp);
+        let error = refusal.take(refused, &verbs.nic, qp, wrs);
         self.nic_failed(error)
     }
 
@@ -218,7 +222,8 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         self.error.unwrap_or(Error::PeerClosed(StreamError::Closed))
     }
 
-    /// Tests a request. [`Fast::Done`] gives the request's bytes if the request has exactly one size.
+    /// Tests a request. [`Fast::Done`] gives the request's bytes if the request has exactly one size. After
+    /// [`Fast::Slow`] the request may be done.
     #[inline(always)]
     pub(super) fn test(&mut self, request: &Request) -> Fast<u32> {
         match self.take(request) {
@@ -238,45 +243,41 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         }
     }
 
-    /// Polls once for a request that is pending, and tests this request.
+    /// Polls once for a request that is pending. After [`Fast::Slow`] the request may be done.
     #[inline(always)]
     pub(super) fn poll_for(&mut self, request: &Request) -> Fast<u32> {
         match self.verbs.nic.poll(&self.verbs.cq, &mut self.wcs) {
             Ok(0) => Fast::Pending,
             Ok(1) => self.test_polled(request),
-            Ok(polled) => self.test_polled_many(request, polled),
-            Err(error) => self.test_poll_failed(error),
+            Ok(polled) => {
+                self.book_polled(polled);
+                Fast::Slow
+            }
+            Err(error) => {
+                self.poll_failed(error);
+                Fast::Slow
+            }
         }
     }
 
-    /// Books the one completion that a test has polled, and ends the request if it is then done.
+    /// Ends the request if the one completion that a test has polled is the last one of this request.
+    /// Books any other completion.
     #[inline(always)]
     fn test_polled(&mut self, request: &Request) -> Fast<u32> {
-        let Self { wcs: [wc, ..], reqs, route, .. } = self;
-        // The slow path books the completion again. A completion that nobody awaits fails there too.
-        if wc.status != WcStatus::SUCCESS || !R::is_single(wc) || !route.book(reqs, wc) {
-            return self.test_polled_many(request, 1);
+        let Self { wcs: [wc, ..], reqs, bytes, .. } = self;
+        if wc.status == WcStatus::SUCCESS
+            && let Some(entry) = R::of_message(reqs, wc)
+            && entry.is_last(request.raw())
+        {
+            return R::take_last(entry, wc, bytes);
         }
-        self.take_if_done(request)
-    }
-
-    #[inline(never)]
-    fn test_polled_many(&mut self, request: &Request, polled: u32) -> Fast<u32> {
-        self.book(polled);
-        self.take_if_done(request)
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn test_poll_failed(&mut self, error: PollError) -> Fast<u32> {
-        self.poll_failed(error);
+        self.book_polled(1);
         Fast::Slow
     }
 
-    #[inline(always)]
-    fn take_if_done(&mut self, request: &Request) -> Fast<u32> {
-        let entry = self.reqs.at(request.raw());
-        if entry.is_done(request.raw()) { R::take(entry, &mut self.bytes) } else { Fast::Slow }
+    #[inline(never)]
+    fn book_polled(&mut self, polled: u32) {
+        self.book(polled);
     }
 
     /// Tests the request of `token` after booking all completions that are there.

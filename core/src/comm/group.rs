@@ -170,7 +170,7 @@ impl Group {
 
     /// The index where the group begins, in `order` and in `wrs`.
     #[inline(always)]
-    fn start(&self) -> usize {
+    pub(super) fn start(&self) -> usize {
         END - self.nreqs.min(END)
     }
 

@@ -24,7 +24,7 @@ use super::{Flush, FlushBuf, Request};
 use crate::conn::{Parts, Stream, Verbs, Wire, is_ready};
 use crate::error::{Ends, Error, Report};
 use crate::fifo::{LEN_MAX, RECVS_MAX, ROW_BYTES, Row, SLOT_BYTES};
-use crate::nic::{Memory, Nic, NumSge, RecvWr, SendFlags, SendList, SendWr, Sge};
+use crate::nic::{Memory, Nic, NumSge, RecvWr, Refused, SendFlags, SendList, SendWr, Sge};
 use crate::request::{ROWS, RequestRing};
 use crate::stall::Role;
 
@@ -397,7 +397,8 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
     fn post<const AHEAD: bool>(&mut self) {
         let Self { base: Base { verbs, refusal, .. }, recv_wr, .. } = self;
         if let Err(refused) = verbs.nic.post_empty_recv(&verbs.qp, recv_wr, refusal) {
-            self.base.refused(refused);
+            let behind = verbs.other_qps.len();
+            self.recv_refused(behind, refused);
             return;
         }
         if !verbs.other_qps.is_empty() && self.post_on_others().is_err() {
@@ -410,7 +411,7 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
             false => verbs.nic.post_list(&verbs.qp, slots, 0, refusal),
         };
         if let Err(refused) = posted {
-            self.base.refused(refused);
+            self.slots_refused(refused);
             return;
         }
         reqs.advance();
@@ -421,12 +422,32 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
     #[inline(never)]
     fn post_on_others(&mut self) -> Result<(), Failed> {
         let Self { base: Base { verbs, refusal, .. }, recv_wr, .. } = self;
-        for qp in &verbs.other_qps {
+        // To count beside the iterator would cost 5 instructions for each queue pair.
+        let mut others = verbs.other_qps.iter();
+        while let Some(qp) = others.next() {
             if let Err(refused) = verbs.nic.post_empty_recv(qp, recv_wr, refusal) {
-                return Err(self.base.refused(refused));
+                let behind = others.len();
+                return Err(self.recv_refused(behind, refused));
             }
         }
         Ok(())
+    }
+
+    /// Fails a call because the NIC refused a receive on the queue pair that has `behind` others behind it.
+    #[cold]
+    #[inline(never)]
+    fn recv_refused(&mut self, behind: usize, refused: Refused) -> Failed {
+        self.base.refused(behind, &[], refused)
+    }
+
+    /// Fails a call because the NIC refused to write the slots of the next request.
+    #[cold]
+    #[inline(never)]
+    fn slots_refused(&mut self, refused: Refused) -> Failed {
+        let Base { reqs, verbs, refusal, .. } = &mut self.base;
+        let slots = &reqs.at(reqs.next().raw()).value.slots;
+        let error = refusal.take(refused, &verbs.nic, &verbs.qp, slots.wrs());
+        self.base.nic_failed(error)
     }
 
     /// Refuses a receive because of one of its buffers.

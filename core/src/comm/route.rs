@@ -22,8 +22,11 @@ pub(super) trait Route<N: Nic, T, const REQS: usize> {
     /// Ends a request that is done and returns its bytes. Returns [`Fast::Slow`] and keeps the request
     /// if it has several sizes, or a size that is too large. Adds the bytes to `total`.
     fn take(entry: &mut Entry<T>, total: &mut u64) -> Fast<u32>;
-    /// Whether a completion is of one message.
-    fn is_single(wc: &Wc) -> bool;
+    /// The entry of the message whose completion this is; `None` for a group, and for other work.
+    fn of_message<'a>(reqs: &'a mut RequestRing<T, REQS>, wc: &Wc) -> Option<&'a mut Entry<T>>;
+    /// Takes the request of a message whose [last](Entry::is_last) completion this is, as [`Route::take`]
+    /// does.
+    fn take_last(entry: &mut Entry<T>, wc: &Wc, total: &mut u64) -> Fast<u32>;
     /// Books a completion that succeeded; `false` if no request awaits it.
     fn book(&mut self, reqs: &mut RequestRing<T, REQS>, wc: &Wc) -> bool;
     /// The number of rows to report to the peer, after the queue pairs have stopped. `rows` is the number
@@ -107,8 +110,17 @@ impl<N: Nic> Route<N, Sending, MESSAGES> for Sent {
     }
 
     #[inline(always)]
-    fn is_single(wc: &Wc) -> bool {
-        wc.wr_id & GROUP == 0
+    fn of_message<'a>(
+        reqs: &'a mut RequestRing<Sending, MESSAGES>,
+        wc: &Wc,
+    ) -> Option<&'a mut Entry<Sending>> {
+        // Over several rails each completion also counts for its rail.
+        (N::RAILS_MAX == 1 && wc.wr_id & GROUP == 0).then(|| reqs.at(wc.wr_id as u32))
+    }
+
+    #[inline(always)]
+    fn take_last(entry: &mut Entry<Sending>, _: &Wc, total: &mut u64) -> Fast<u32> {
+        <Self as Route<N, Sending, MESSAGES>>::take(entry, total)
     }
 
     #[inline(always)]
@@ -203,9 +215,21 @@ impl<N: Nic> Route<N, Receiving, ROWS> for Arrivals<N> {
     }
 
     #[inline(always)]
-    fn is_single(wc: &Wc) -> bool {
-        // A flush is no message. Its completion comes here so rarely that the fast path leaves it out.
-        wc.opcode != WcOpcode::RDMA_READ
+    fn of_message<'a>(
+        reqs: &'a mut RequestRing<Receiving, ROWS>,
+        wc: &Wc,
+    ) -> Option<&'a mut Entry<Receiving>> {
+        (wc.opcode == WcOpcode::RECV_RDMA_WITH_IMM).then(|| reqs.at(wc.wr_id as u32))
+    }
+
+    #[inline(always)]
+    fn take_last(entry: &mut Entry<Receiving>, wc: &Wc, total: &mut u64) -> Fast<u32> {
+        entry.value.imm = wc.imm_data;
+        let taken = Self::take(entry, total);
+        if taken == Fast::Slow {
+            entry.finish();
+        }
+        taken
     }
 
     /// Each queue pair brings the same immediate: the whole size of a single message, not the share

@@ -21,7 +21,7 @@ use crate::conn::{Parts, Stream, start_with_acceptor};
 use crate::error::{Ends, Error, Report};
 use crate::fifo::{LEN_MAX, RECVS_MAX, Room, Row, SlotWords};
 use crate::mutant::{Mutant, is_planted};
-use crate::nic::{Memory, Nic, NumSge, SendList, SendWr, Sge};
+use crate::nic::{Memory, Nic, NumSge, Refused, SendList, SendWr, Sge};
 use crate::request::{MESSAGES, RequestRing};
 use crate::stall::Role;
 
@@ -362,7 +362,7 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
     fn post_whole(&mut self) {
         let Self { base: Base { verbs, refusal, .. }, wr, .. } = self;
         if let Err(refused) = verbs.nic.post_list(&verbs.qp, wr, 0, refusal) {
-            self.base.refused(refused);
+            self.whole_refused(refused);
             return;
         }
         if !verbs.other_qps.is_empty() && self.post_on_others().is_err() {
@@ -379,12 +379,30 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         let mut end = tail.wr(0);
         end.set_id(wr.wr_id);
         end.set_imm(wr.imm_data);
-        for qp in &verbs.other_qps {
+        let mut others = verbs.other_qps.iter();
+        while let Some(qp) = others.next() {
             if let Err(refused) = verbs.nic.post_list(qp, tail, 0, refusal) {
-                return Err(self.base.refused(refused));
+                let behind = others.len();
+                return Err(self.tail_refused(behind, refused));
             }
         }
         Ok(())
+    }
+
+    /// Fails a call because the NIC refused the message of its own that is laid out.
+    #[cold]
+    #[inline(never)]
+    fn whole_refused(&mut self, refused: Refused) -> Failed {
+        let behind = self.base.verbs.other_qps.len();
+        self.base.refused(behind, self.wr.wrs(), refused)
+    }
+
+    /// Fails a call because the NIC refused the end of such a message on the queue pair that has `behind`
+    /// others behind it.
+    #[cold]
+    #[inline(never)]
+    fn tail_refused(&mut self, behind: usize, refused: Refused) -> Failed {
+        self.base.refused(behind, self.tail.wrs(), refused)
     }
 
     /// Continues at the start of the ring of requests, if `next` has reached the ring's end.

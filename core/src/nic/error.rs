@@ -2,6 +2,8 @@
 
 use core::fmt;
 
+use super::{Nic, SendWr};
+
 /// The verb that failed, under its libibverbs name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[expect(missing_docs, reason = "each is what `name` gives, mostly the libibverbs function")]
@@ -94,14 +96,19 @@ impl fmt::Display for NicError {
 
 impl core::error::Error for NicError {}
 
-/// The place where a post of the data path leaves its error. An error in the answer would fill the stack
-/// frame of every caller, and so cost 4 instructions per post.
+/// The place where a post of the data path may leave its error. An error in the answer would fill the
+/// stack frame of every caller, and so cost 4 instructions per post.
 #[derive(Debug, Default)]
 pub struct Refusal(Option<NicError>);
 
-/// A post was refused. The [`Refusal`] of the call has the error.
+/// A post was refused. The [`Refusal`] of the call has the error, or [`Nic::explain`](super::Nic::explain)
+/// makes it. To explain a post where it is refused would keep three addresses in registers during each
+/// post, and so cost 14 instructions per message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Refused;
+pub struct Refused {
+    /// The driver's error number; 0 if the error is in the [`Refusal`].
+    pub errno: i32,
+}
 
 impl Refusal {
     /// Stores the error of a post.
@@ -109,12 +116,19 @@ impl Refusal {
     #[inline(never)]
     pub fn because(&mut self, error: NicError) -> Refused {
         self.0 = Some(error);
-        Refused
+        Refused { errno: 0 }
     }
 
-    /// Takes the error of the post that was refused.
-    pub fn take(&mut self, _: Refused) -> NicError {
-        self.0.take().unwrap_or(NicError::new(Verb::PostSend, 0, "the adapter gives no reason"))
+    /// Takes the error of a refused post on `qp`, or lets the NIC explain it. `wrs` are the work requests of
+    /// the post; a receive has none.
+    pub(crate) fn take<N: Nic>(
+        &mut self,
+        refused: Refused,
+        nic: &N,
+        qp: &N::Qp,
+        wrs: &[SendWr],
+    ) -> NicError {
+        self.0.take().unwrap_or_else(|| nic.explain(qp, wrs, refused))
     }
 }
 

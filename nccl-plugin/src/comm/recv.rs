@@ -11,7 +11,7 @@ use invar::raw::{
     Snapshot, Tend,
 };
 
-use super::{Asked, MESSAGE_BYTES_MAX, NetEnd, call, call_failed, give, too_long};
+use super::{Asked, MESSAGE_BYTES_MAX, NetEnd, answer, call, call_failed, give, too_long};
 use crate::abi::Code;
 use crate::mhandle::rkey;
 use crate::outcome::{misused, null};
@@ -152,7 +152,7 @@ impl<E: RecvEnd> NetEnd for Biased<Receiver<E>> {
             if let Some(code) = unsafe { asked.test_fast(&mut **end, request, done, sizes) } {
                 return code;
             }
-            return Receiver::test_group(entered);
+            return Receiver::test_again(entered);
         }
         Receiver::test_locked(request, done, sizes, this)
     }
@@ -286,6 +286,17 @@ impl<E: RecvEnd> Receiver<E> {
         // SAFETY: NCCL makes one call on an end at a time.
         let kept = unsafe { this.lock() }.asked.keep(request, done, sizes);
         if kept == Code::SUCCESS { Self::test_slow(this) } else { kept }
+    }
+
+    /// `test` after the poll of the fast path has booked completions.
+    #[inline(never)]
+    extern "C" fn test_again(mut entered: Entered<'_, Self>) -> Code {
+        let Self { end, asked: Asked { request, done, sizes }, .. } = &mut *entered;
+        if let Fast::Done(received) = end.take_fast(request) {
+            // SAFETY: NCCL promises that `done` and `sizes` have room for the answers.
+            return unsafe { answer(received, *done, *sizes) };
+        }
+        Self::test_group(entered)
     }
 
     /// `test` of a receive of several buffers that is done; tries the slow path for others.

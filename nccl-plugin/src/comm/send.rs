@@ -88,8 +88,7 @@ impl<E: SendEnd> NetEnd for Biased<Sender<E>> {
             if let Some(code) = unsafe { asked.test_fast(&mut **end, request, done, sizes) } {
                 return code;
             }
-            drop(entered);
-            return Sender::test_slow(this);
+            return Sender::test_again(entered);
         }
         Sender::test_locked(request, done, sizes, this)
     }
@@ -200,6 +199,17 @@ impl<E: SendEnd> Sender<E> {
         request: *mut *mut c_void,
     ) -> Code {
         Self::isend_slow(this, data, size, tag, mhandle, request)
+    }
+
+    /// `test` after the poll of the fast path has booked completions.
+    #[inline(never)]
+    extern "C" fn test_again(mut entered: Entered<'_, Self>) -> Code {
+        let Self { end, asked: Asked { request, done, sizes }, .. } = &mut *entered;
+        if let Fast::Done(sent) = end.take_fast(request) {
+            // SAFETY: NCCL promises that `done` and `sizes` have room for the answers.
+            return unsafe { answer(sent, *done, *sizes) };
+        }
+        Self::test_slow(Entered::leave(entered))
     }
 
     /// `test` while the end takes the mutex.

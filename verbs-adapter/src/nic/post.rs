@@ -6,8 +6,7 @@ use std::mem::offset_of;
 use std::ptr;
 
 use invar_core::nic::{
-    Link, NicError, NumSge, PollError, RecvWr, Refusal, Refused, SendFlags, SendList, SendWr, Sge,
-    Verb, Wc,
+    Link, NicError, NumSge, PollError, RecvWr, Refused, SendFlags, SendList, SendWr, Sge, Verb, Wc,
 };
 
 use super::handles::{Cq, Qp};
@@ -42,29 +41,22 @@ impl Qp {
         &self,
         list: &mut SendList<N>,
         from: usize,
-        refusal: &mut Refusal,
     ) -> Result<(), Refused> {
         let rc = match list.linked(from) {
             // SAFETY: The chain is linked and ends, and none of its requests is inline.
             Some(start) => unsafe { self.post_chain(start) },
             None => self.post_unlinked(list, from),
         };
-        if rc == 0 {
-            return Ok(());
-        }
-        Err(self.list_refused(list, from, rc, refusal))
+        if rc == 0 { Ok(()) } else { Err(Refused { errno: rc }) }
     }
 
+    /// Makes the error of a refused post; `wrs` are its work requests, and a receive has none.
     #[cold]
-    #[inline(never)]
-    fn list_refused<const N: usize>(
-        &self,
-        list: &SendList<N>,
-        from: usize,
-        rc: c_int,
-        refusal: &mut Refusal,
-    ) -> Refused {
-        refusal.because(self.send_error(self.refused(list.wrs_from(from)), rc))
+    pub(super) fn explain(&self, wrs: &[SendWr], refused: Refused) -> NicError {
+        match wrs {
+            [] => self.recv_error(refused.errno),
+            _ => self.send_error(self.refused(wrs), refused.errno),
+        }
     }
 
     /// Posts a list that is not linked yet, or that has inline data.
@@ -157,19 +149,9 @@ impl Qp {
 
     /// Posts a receive without a buffer; the driver takes `wr` without a copy.
     #[inline(always)]
-    pub(super) fn post_empty_recv(
-        &self,
-        wr: &RecvWr,
-        refusal: &mut Refusal,
-    ) -> Result<(), Refused> {
+    pub(super) fn post_empty_recv(&self, wr: &RecvWr) -> Result<(), Refused> {
         let rc = self.post_one_recv(ptr::from_ref(wr).cast_mut().cast());
-        if rc == 0 { Ok(()) } else { Err(self.recv_refused(rc, refusal)) }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn recv_refused(&self, rc: c_int, refusal: &mut Refusal) -> Refused {
-        refusal.because(self.recv_error(rc))
+        if rc == 0 { Ok(()) } else { Err(Refused { errno: rc }) }
     }
 
     #[cold]

@@ -49,8 +49,10 @@ pub(super) fn post_recvs<N: Nic>(
     let (skipped, taken) = (only.unwrap_or(0), only.map_or(usize::MAX, |_| 1));
     let mut qps = verbs.qps().skip(skipped).take(taken);
     let mut refusal = Refusal::default();
-    let posted = qps.try_for_each(|qp| verbs.nic.post_empty_recv(qp, recv, &mut refusal));
-    posted.map_err(|refused| refusal.take(refused))
+    qps.try_for_each(|qp| {
+        let posted = verbs.nic.post_empty_recv(qp, recv, &mut refusal);
+        posted.map_err(|refused| refusal.take(refused, &verbs.nic, qp, &[]))
+    })
 }
 
 /// Writes the keys and the slots of a row.

@@ -105,7 +105,8 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
                 continue;
             }
             if let Err(refused) = verbs.nic.post_list(&verbs.qp, slots, 0, refusal) {
-                return Err(self.base.refused(refused));
+                let error = refusal.take(refused, &verbs.nic, &verbs.qp, slots.wrs());
+                return Err(self.base.nic_failed(error));
             }
         }
         Ok(())

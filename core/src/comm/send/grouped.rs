@@ -9,7 +9,7 @@ use crate::comm::route::Sending;
 use crate::comm::{Request, SendBuf};
 use crate::conn::Stream;
 use crate::fifo::{LEN_MAX, RECVS_MAX, Room, Row};
-use crate::nic::{Memory, Nic};
+use crate::nic::{Memory, Nic, Refused};
 
 /// Numbers of slots of a row that is matched as a group. A message in a row of one slot ends with its
 /// size as immediate, not with a group's bits.
@@ -124,11 +124,20 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
             return self.post_group_parts(start);
         }
         if let Err(refused) = verbs.nic.post_list(&verbs.qp, list, start, refusal) {
-            return Err(self.base.refused(refused));
+            return Err(self.group_refused(refused));
         }
         self.base.gate = Gate::Open;
         self.advance();
         Ok(())
+    }
+
+    /// Fails a call because the NIC refused the group.
+    #[cold]
+    #[inline(never)]
+    fn group_refused(&mut self, refused: Refused) -> Failed {
+        let wrs = self.group.wrs().get(self.group.start()..).unwrap_or_default();
+        let behind = self.base.verbs.other_qps.len();
+        self.base.refused(behind, wrs, refused)
     }
 
     /// Posts a group that has an empty message, or that goes over several queue pairs.
