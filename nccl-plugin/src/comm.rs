@@ -63,7 +63,20 @@ pub(crate) trait NetEnd {
         wrong_end("isend")
     }
 
-    /// Posts a receive whose sizes are `int`, as before v9 of the interface.
+    /// Posts a receive of one buffer. Its arguments fit into registers, and those that NCCL passes by value
+    /// stay in theirs: this saves 12 instructions per receive.
+    unsafe extern "C" fn irecv_one(
+        &self,
+        _request: *mut *mut c_void,
+        _data: *mut c_void,
+        _size: usize,
+        _tag: c_int,
+        _mhandle: *mut c_void,
+    ) -> Code {
+        wrong_end("irecv")
+    }
+
+    /// Posts a receive of any other number of buffers. Its sizes are `int`, as before v9 of the interface.
     unsafe extern "C" fn irecv_int(
         &self,
         _n: c_int,
@@ -76,6 +89,7 @@ pub(crate) trait NetEnd {
         wrong_end("irecv")
     }
 
+    /// Posts such a receive whose sizes are `size_t`.
     unsafe extern "C" fn irecv(
         &self,
         _n: c_int,
@@ -233,6 +247,26 @@ unsafe fn give(started: Option<Request>, low_half: u32, request: *mut *mut c_voi
     Code::SUCCESS
 }
 
+/// A buffer size in the type that a version of the interface uses.
+pub(crate) trait Bytes: Copy {
+    fn bytes(self) -> usize;
+}
+
+impl Bytes for c_int {
+    /// A negative size becomes a huge one, which `irecv` refuses as too long.
+    #[inline(always)]
+    fn bytes(self) -> usize {
+        self as usize
+    }
+}
+
+impl Bytes for usize {
+    #[inline(always)]
+    fn bytes(self) -> usize {
+        self
+    }
+}
+
 /// The arguments of a test. Each end keeps them in a field during the test, where they take no
 /// registers: this saves 8 instructions per test.
 struct Asked {
@@ -337,6 +371,13 @@ fn call_failed(end: &impl End, error: ConnectionError) -> Code {
 #[inline(never)]
 fn wrong_end(function: &str) -> Code {
     misused(format_args!("{function} on the other end of a connection")).0
+}
+
+/// Reports an array of a receive that is null.
+#[cold]
+#[inline(never)]
+pub(crate) extern "C" fn null_array() -> Code {
+    null("irecv: memory, sizes, tags or registrations").0
 }
 
 /// Reports a size that no work request can hold.

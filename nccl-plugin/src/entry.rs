@@ -2,9 +2,10 @@
 //! end.
 
 use std::ffi::{c_int, c_void};
+use std::hint::cold_path;
 
 use crate::abi::Code;
-use crate::comm::NetEnd;
+use crate::comm::{Bytes, NetEnd, null_array};
 use crate::handles;
 use crate::outcome::{caught, misused};
 use crate::profiler::{self, ProfiledMessage};
@@ -70,7 +71,12 @@ pub(crate) unsafe extern "C" fn irecv_int(
 ) -> Code {
     on_end(Function::IRecv, comm, |end| {
         // SAFETY: The caller upholds this function's safety contract.
-        unsafe { end.irecv_int(n, data, sizes, tags, mhandles, request) }
+        unsafe {
+            if n == 1 {
+                return irecv_one(end, data, sizes, tags, mhandles, request);
+            }
+            end.irecv_int(n, data, sizes, tags, mhandles, request)
+        }
     })
 }
 
@@ -86,7 +92,12 @@ pub(crate) unsafe extern "C" fn irecv(
 ) -> Code {
     on_end(Function::IRecv, comm, |end| {
         // SAFETY: The caller upholds this function's safety contract.
-        unsafe { end.irecv(n, data, sizes, tags, mhandles, request) }
+        unsafe {
+            if n == 1 {
+                return irecv_one(end, data, sizes, tags, mhandles, request);
+            }
+            end.irecv(n, data, sizes, tags, mhandles, request)
+        }
     })
 }
 
@@ -139,6 +150,44 @@ pub(crate) unsafe extern "C" fn test(
     // SAFETY: The caller upholds this function's safety contract. NCCL makes one call on a comm at a
     // time and does not close the comm during a call.
     unsafe { slot.comm().test(request, done, sizes) }
+}
+
+/// Passes a receive of one buffer to its end.
+///
+/// # Safety
+/// Each array is null or has one entry. NCCL's contract of `irecv` holds.
+#[inline(always)]
+unsafe fn irecv_one<S: Bytes>(
+    end: &dyn NetEnd,
+    data: *mut *mut c_void,
+    sizes: *mut S,
+    tags: *mut c_int,
+    mhandles: *mut *mut c_void,
+    request: *mut *mut c_void,
+) -> Code {
+    // SAFETY: The caller upholds this function's safety contract.
+    unsafe {
+        let Some(data) = only(data) else { return null_array() };
+        let Some(size) = only(sizes) else { return null_array() };
+        let Some(tag) = only(tags) else { return null_array() };
+        let Some(mhandle) = only(mhandles) else { return null_array() };
+        end.irecv_one(request, data, size.bytes(), tag, mhandle)
+    }
+}
+
+/// The only entry of an array, or `None` if the array is null. To check one array and read it before the
+/// next takes 7 instructions less than to check all arrays first.
+///
+/// # Safety
+/// The array is null or has one entry.
+#[inline(always)]
+unsafe fn only<T: Copy>(array: *const T) -> Option<T> {
+    if array.is_null() {
+        cold_path();
+        return None;
+    }
+    // SAFETY: The caller upholds this function's safety contract.
+    Some(unsafe { *array })
 }
 
 /// Finds the comm and makes a call on its end.

@@ -5,6 +5,8 @@
 //! An [`Error`] fills several registers, so a slow path stores the error in the comm and returns
 //! [`Failed`].
 
+use core::ptr;
+
 use super::Request;
 use super::control::Control;
 use super::fast::Fast;
@@ -188,14 +190,13 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         self.fail(error.into())
     }
 
-    /// Fails a call because the NIC refused the work requests `wrs` on the queue pair that has `behind`
-    /// others behind it. A receive has no such work requests.
+    /// Fails a call because the NIC refused the work requests `wrs` on the queue pair at the address `qp`. A
+    /// receive has no such work requests.
     #[cold]
     #[inline(never)]
-    pub(super) fn refused(&mut self, behind: usize, wrs: &[SendWr], refused: Refused) -> Failed {
+    pub(super) fn refused(&mut self, qp: *const N::Qp, wrs: &[SendWr], refused: Refused) -> Failed {
         let Self { verbs, refusal, .. } = self;
-        let other = verbs.other_qps.iter().nth_back(behind);
-        let qp = other.unwrap_or(&verbs.qp);
+        let qp = verbs.all_qps().find(|one| ptr::eq(*one, qp)).unwrap_or(&verbs.qp);
         let error = refusal.take(refused, &verbs.nic, qp, wrs);
         self.nic_failed(error)
     }

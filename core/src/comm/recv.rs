@@ -7,6 +7,7 @@ mod settle;
 mod stall;
 
 use core::hint::cold_path;
+use core::ptr;
 
 use buf::{set_slots, slot};
 
@@ -120,24 +121,62 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         self.irecv_one::<false>(buf)
     }
 
-    /// The fast path of [`RecvComm::irecv`].
+    /// The first step of the fast path of [`RecvComm::irecv`], for one buffer. `started` gets the request.
     ///
-    /// `started` gets the request of one buffer before the work requests are posted; see
+    /// After [`Fast::Done`] call [`RecvComm::post_fast`] before any other call; see
     /// [`SendComm::isend_fast`](super::SendComm::isend_fast).
     #[inline(always)]
-    pub fn irecv_fast(&mut self, bufs: &[RecvBuf], started: impl FnOnce(Request)) -> Fast<()> {
-        if let [buf] = bufs {
-            return self.irecv_single::<false>(buf, started);
+    pub fn irecv_fast(&mut self, buf: &RecvBuf, started: impl FnOnce(Request)) -> Fast<()> {
+        if N::RAILS_MAX > 1 || self.base.gate != Gate::Open {
+            cold_path();
+            return Fast::Slow;
         }
-        match self.irecv_slow(bufs) {
-            Ok(Some(request)) => {
+        // Without the hint, LLVM joins these checks into one, which takes more registers.
+        if !buf.is_sound() {
+            cold_path();
+            return Fast::Slow;
+        }
+        let Base { reqs, verbs, .. } = &mut self.base;
+        let Some((request, entry)) = reqs.next_free() else { return Fast::Slow };
+        let row = Row::of(verbs.control.words(), request.row() as u8);
+        let Some(row) = row else { return Fast::Slow };
+        grant(verbs, &mut self.granted, buf.rkey);
+        entry.value.sizes[0] = buf.len;
+        entry.arm(request.raw(), entry.value.events);
+        self.recv_wr.wr_id = request.row() as u64;
+        started(request);
+        // By now the request needs no register any more.
+        row.store(0, &slot(buf, 1, self.idx));
+        Fast::Done(())
+    }
+
+    /// The first step of the fast path of [`RecvComm::irecv`], for `nreqs` buffers. `buf` returns each of
+    /// them, or `None` if the slow path must refuse it.
+    #[inline(always)]
+    pub fn irecv_group_fast(
+        &mut self,
+        nreqs: usize,
+        buf: impl Fn(usize) -> Option<RecvBuf>,
+        started: impl FnOnce(Request),
+    ) -> Fast<()> {
+        let is_group = (2..=self.group_max).contains(&nreqs);
+        if N::RAILS_MAX > 1 || self.base.gate != Gate::Open || !is_group {
+            return Fast::Slow;
+        }
+        match self.lay_out(nreqs, buf) {
+            Some(request) => {
                 started(request);
                 Fast::Done(())
             }
-            Ok(None) => Fast::Pending,
-            // The whole call fails for the same reason.
-            Err(Failed) => Fast::Slow,
+            None => Fast::Slow,
         }
+    }
+
+    /// The second step of the fast path of [`RecvComm::irecv`]: posts the receive that the first step has laid
+    /// out. If posting fails, the test of the request fails too.
+    #[inline(always)]
+    pub fn post_fast(&mut self) {
+        self.post::<false>();
     }
 
     /// Posts a receive of one buffer ahead of need: no send waits for this buffer yet, since other
@@ -154,9 +193,14 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
     #[inline(always)]
     fn irecv_one<const AHEAD: bool>(&mut self, buf: &RecvBuf) -> Result<Option<Request>, Error> {
         let mut started = None;
-        match self.irecv_single::<AHEAD>(buf, |request| started = Some(request)) {
-            Fast::Done(()) if self.base.gate == Gate::Failed => Err(self.base.error(Failed)),
-            Fast::Done(()) => Ok(started),
+        match self.irecv_fast(buf, |request| started = Some(request)) {
+            Fast::Done(()) => {
+                self.post::<AHEAD>();
+                match self.base.gate {
+                    Gate::Failed => Err(self.base.error(Failed)),
+                    _ => Ok(started),
+                }
+            }
             _ => {
                 let posted = self.irecv_slow(core::slice::from_ref(buf));
                 posted.map_err(|failed| self.base.error(failed))
@@ -305,37 +349,6 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
 }
 
 impl<N: Nic, S: Stream> RecvComm<N, S> {
-    /// Posts a receive of one buffer.
-    #[inline(always)]
-    fn irecv_single<const AHEAD: bool>(
-        &mut self,
-        buf: &RecvBuf,
-        started: impl FnOnce(Request),
-    ) -> Fast<()> {
-        if N::RAILS_MAX > 1 || self.base.gate != Gate::Open {
-            cold_path();
-            return Fast::Slow;
-        }
-        // Without the hint, LLVM joins these checks into one, which takes more registers.
-        if !buf.is_sound() {
-            cold_path();
-            return Fast::Slow;
-        }
-        let Base { reqs, verbs, .. } = &mut self.base;
-        let Some((request, entry)) = reqs.next_free() else { return Fast::Slow };
-        let row = Row::of(verbs.control.words(), request.row() as u8);
-        let Some(row) = row else { return Fast::Slow };
-        grant(verbs, &mut self.granted, buf.rkey);
-        row.store(0, &slot(buf, 1, self.idx));
-        entry.value.sizes[0] = buf.len;
-        entry.arm(request.raw(), entry.value.events);
-        self.recv_wr.wr_id = request.row() as u64;
-        started(request);
-        // If posting fails, the test of the request fails too.
-        self.post::<AHEAD>();
-        Fast::Done(())
-    }
-
     /// The slow path of [`RecvComm::irecv`].
     #[inline(never)]
     fn irecv_slow(&mut self, bufs: &[RecvBuf]) -> Result<Option<Request>, Failed> {
@@ -351,22 +364,41 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         if self.base.reqs.next_free().is_none() {
             self.base.reqs.come_around();
         }
+        if let Some(buf) = bufs.iter().find(|buf| !buf.is_sound()) {
+            return self.refuse_buf(buf);
+        }
+        let Some(request) = self.lay_out(bufs.len(), |r| bufs.get(r).copied()) else {
+            return Ok(None);
+        };
+        if N::RAILS_MAX > 1 {
+            let Base { reqs, verbs, .. } = &mut self.base;
+            let only = only_qp(verbs, self.idx - 1, bufs.len(), bufs[0].len);
+            let turn = u32::from(request.row() == 0);
+            reqs.at(request.raw()).rearm(qps_of(verbs, only) + turn);
+            self.post_on_rails(only)?;
+            return Ok(Some(request));
+        }
+        self.post::<false>();
+        if self.base.gate == Gate::Failed { Err(Failed) } else { Ok(Some(request)) }
+    }
+
+    /// Lays out a receive of `nreqs` buffers in the next row, and arms its request. Returns `None`, and
+    /// changes nothing that counts, if the row's request is not free or if a buffer is not sound.
+    #[inline(always)]
+    fn lay_out(&mut self, nreqs: usize, buf: impl Fn(usize) -> Option<RecvBuf>) -> Option<Request> {
         let Base { reqs, verbs, .. } = &mut self.base;
-        let Some((request, entry)) = reqs.next_free() else { return Ok(None) };
-        let row = Row::of(verbs.control.words(), request.row() as u8);
-        let Some(row) = row else { return Ok(None) };
+        let (request, entry) = reqs.next_free()?;
+        let row = Row::of(verbs.control.words(), request.row() as u8)?;
         let Receiving { slots, events, sizes, .. } = &mut entry.value;
-        let (events, nreqs, idx) = (*events, bufs.len(), self.idx);
+        let (events, idx) = (*events, self.idx);
         // An absent buffer takes any size.
         *sizes = [u32::MAX; RECVS_MAX];
-        for ((r, buf), size) in bufs.iter().enumerate().zip(sizes) {
-            if !buf.is_sound() {
-                return self.refuse_buf(buf);
-            }
+        for (r, size) in sizes.iter_mut().enumerate().take(nreqs) {
+            let buf = buf(r).filter(RecvBuf::is_sound)?;
             *size = buf.len;
             grant(verbs, &mut self.granted, buf.rkey);
             let rkey = verbs.slot_rkey(buf.rkey);
-            row.store(r, &slot(&RecvBuf { rkey, ..*buf }, nreqs as u32, idx));
+            row.store(r, &slot(&RecvBuf { rkey, ..buf }, nreqs as u32, idx));
             if N::RAILS_MAX > 1 {
                 verbs.store_keys(request.row(), r, buf.rkey, idx);
             }
@@ -378,16 +410,8 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         }
         set_slots(slots, wr_id, nreqs);
         self.recv_wr.wr_id = wr_id;
-        if N::RAILS_MAX > 1 {
-            let only = only_qp(verbs, idx - 1, nreqs, bufs[0].len);
-            let turn = u32::from(request.row() == 0);
-            entry.arm(request.raw(), qps_of(verbs, only) + turn);
-            self.post_on_rails(only)?;
-            return Ok(Some(request));
-        }
         entry.arm(request.raw(), events);
-        self.post::<false>();
-        if self.base.gate == Gate::Failed { Err(Failed) } else { Ok(Some(request)) }
+        Some(request)
     }
 
     /// Posts a receive on each queue pair, then the row of slots on the first. Takes the next
@@ -397,8 +421,8 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
     fn post<const AHEAD: bool>(&mut self) {
         let Self { base: Base { verbs, refusal, .. }, recv_wr, .. } = self;
         if let Err(refused) = verbs.nic.post_empty_recv(&verbs.qp, recv_wr, refusal) {
-            let behind = verbs.other_qps.len();
-            self.recv_refused(behind, refused);
+            let qp = ptr::from_ref(&verbs.qp);
+            self.recv_refused(qp, refused);
             return;
         }
         if !verbs.other_qps.is_empty() && self.post_on_others().is_err() {
@@ -422,22 +446,21 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
     #[inline(never)]
     fn post_on_others(&mut self) -> Result<(), Failed> {
         let Self { base: Base { verbs, refusal, .. }, recv_wr, .. } = self;
-        // To count beside the iterator would cost 5 instructions for each queue pair.
-        let mut others = verbs.other_qps.iter();
-        while let Some(qp) = others.next() {
+        // To count the queue pairs would cost 5 instructions for each.
+        for qp in &verbs.other_qps {
             if let Err(refused) = verbs.nic.post_empty_recv(qp, recv_wr, refusal) {
-                let behind = others.len();
-                return Err(self.recv_refused(behind, refused));
+                let qp = ptr::from_ref(qp);
+                return Err(self.recv_refused(qp, refused));
             }
         }
         Ok(())
     }
 
-    /// Fails a call because the NIC refused a receive on the queue pair that has `behind` others behind it.
+    /// Fails a call because the NIC refused a receive on the queue pair at the address `qp`.
     #[cold]
     #[inline(never)]
-    fn recv_refused(&mut self, behind: usize, refused: Refused) -> Failed {
-        self.base.refused(behind, &[], refused)
+    fn recv_refused(&mut self, qp: *const N::Qp, refused: Refused) -> Failed {
+        self.base.refused(qp, &[], refused)
     }
 
     /// Fails a call because the NIC refused to write the slots of the next request.

@@ -105,7 +105,8 @@ pub trait SendEnd: End {
     /// stays registered, and nobody writes it, until the request is done or this end is dropped.
     unsafe fn isend(&mut self, buf: &SendBuf, tag: u32) -> Result<Option<Request>, CoreError>;
 
-    /// The fast path of [`SendEnd::isend`]. `started` gets the request before anything is posted.
+    /// The first step of the fast path of [`SendEnd::isend`]. `started` gets the request. After [`Fast::Done`]
+    /// call [`SendEnd::post_fast`] before any other call.
     ///
     /// # Safety
     /// The caller makes the promises of [`SendEnd::isend`].
@@ -122,14 +123,19 @@ pub trait SendEnd: End {
         Fast::Slow
     }
 
+    /// The second step of the fast path of [`SendEnd::isend`]: posts the message. If posting fails, the test of
+    /// its request fails too.
+    fn post_fast(&mut self) {}
+
     /// Begins to match a group of receives, if the peer has posted one and none has begun. Returns whether
     /// a group has begun now.
     fn begin_next_group(&mut self) -> bool {
         false
     }
 
-    /// The fast path of [`SendEnd::isend`] for the next message of a group that has begun. `started` gets
-    /// the request before anything is posted.
+    /// The first step of the fast path of [`SendEnd::isend`] for the next message of a group that has begun.
+    /// `started` gets the request. [`Fast::Done`] says whether the group is complete: then call
+    /// [`SendEnd::post_group_fast`] before any other call.
     ///
     /// # Safety
     /// The caller makes the promises of [`SendEnd::isend`].
@@ -139,12 +145,16 @@ pub trait SendEnd: End {
         _buf: &SendBuf,
         _tag: u32,
         _started: impl FnOnce(Request),
-    ) -> Fast<()>
+    ) -> Fast<bool>
     where
         Self: Sized,
     {
         Fast::Slow
     }
+
+    /// The second step of the fast path of [`SendEnd::isend`] for a group: posts the group. If posting fails,
+    /// the tests of its requests fail too.
+    fn post_group_fast(&mut self) {}
 
     /// Returns the size in bytes of the receive that a send with `tag` would match now, if the peer has
     /// posted one.
@@ -195,17 +205,40 @@ pub trait RecvEnd: End {
         unsafe { self.irecv(std::slice::from_ref(buf)) }
     }
 
-    /// The fast path of [`RecvEnd::irecv`]. `started` gets the request.
+    /// The first step of the fast path of [`RecvEnd::irecv`], for one buffer. `started` gets the request.
+    /// After [`Fast::Done`] call [`RecvEnd::post_fast`] before any other call.
     ///
     /// # Safety
     /// The caller makes the promises of [`RecvEnd::irecv`].
     #[inline(always)]
-    unsafe fn irecv_fast(&mut self, _bufs: &[RecvBuf], _started: impl FnOnce(Request)) -> Fast<()>
+    unsafe fn irecv_fast(&mut self, _buf: &RecvBuf, _started: impl FnOnce(Request)) -> Fast<()>
     where
         Self: Sized,
     {
         Fast::Slow
     }
+
+    /// The first step of the fast path of [`RecvEnd::irecv`], for `nreqs` buffers. `buf` returns each of them,
+    /// or `None` if the slow path must refuse it.
+    ///
+    /// # Safety
+    /// The caller makes the promises of [`RecvEnd::irecv`].
+    #[inline(always)]
+    unsafe fn irecv_group_fast(
+        &mut self,
+        _nreqs: usize,
+        _buf: impl Fn(usize) -> Option<RecvBuf>,
+        _started: impl FnOnce(Request),
+    ) -> Fast<()>
+    where
+        Self: Sized,
+    {
+        Fast::Slow
+    }
+
+    /// The second step of the fast path of [`RecvEnd::irecv`]: posts the receive. If posting fails, the test of
+    /// its request fails too.
+    fn post_fast(&mut self) {}
 
     /// The fast path of a test for a receive of several buffers that is done. If it is, writes the number of
     /// received bytes of each buffer to `sizes`, and the request is over.

@@ -246,6 +246,11 @@ impl<N: SharedNic, S: Stream + Send> SendEnd for On<comm::SendComm<N, S>, N> {
     }
 
     #[inline(always)]
+    fn post_fast(&mut self) {
+        self.comm.post_fast();
+    }
+
+    #[inline(always)]
     fn begin_next_group(&mut self) -> bool {
         self.comm.begin_next_group()
     }
@@ -256,8 +261,13 @@ impl<N: SharedNic, S: Stream + Send> SendEnd for On<comm::SendComm<N, S>, N> {
         buf: &SendBuf,
         tag: u32,
         started: impl FnOnce(Request),
-    ) -> Fast<()> {
+    ) -> Fast<bool> {
         self.comm.isend_grouped_fast(buf, tag, started)
+    }
+
+    #[inline(always)]
+    fn post_group_fast(&mut self) {
+        self.comm.post_group_fast();
     }
 
     fn room(&mut self, tag: u32) -> Result<Option<u32>, CoreError> {
@@ -345,8 +355,23 @@ impl<N: SharedNic, S: Stream + Send> RecvEnd for On<comm::RecvComm<N, S>, N> {
     }
 
     #[inline(always)]
-    unsafe fn irecv_fast(&mut self, bufs: &[RecvBuf], started: impl FnOnce(Request)) -> Fast<()> {
-        self.comm.irecv_fast(bufs, started)
+    unsafe fn irecv_fast(&mut self, buf: &RecvBuf, started: impl FnOnce(Request)) -> Fast<()> {
+        self.comm.irecv_fast(buf, started)
+    }
+
+    #[inline(always)]
+    unsafe fn irecv_group_fast(
+        &mut self,
+        nreqs: usize,
+        buf: impl Fn(usize) -> Option<RecvBuf>,
+        started: impl FnOnce(Request),
+    ) -> Fast<()> {
+        self.comm.irecv_group_fast(nreqs, buf, started)
+    }
+
+    #[inline(always)]
+    fn post_fast(&mut self) {
+        self.comm.post_fast();
     }
 
     #[inline(always)]

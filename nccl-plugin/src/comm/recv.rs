@@ -4,14 +4,15 @@ use std::ffi::{c_int, c_void};
 use std::hint::cold_path;
 use std::mem::{ManuallyDrop, MaybeUninit};
 use std::ptr::NonNull;
-use std::slice;
 
 use invar::raw::{
     Biased, Care, Carrier, Entered, Fast, Flush, FlushBuf, RECVS_MAX, RecvBuf, RecvEnd, Request,
     Snapshot, Tend,
 };
 
-use super::{Asked, MESSAGE_BYTES_MAX, NetEnd, answer, call, call_failed, give, too_long};
+use super::{
+    Asked, Bytes, MESSAGE_BYTES_MAX, NetEnd, answer, call, call_failed, give, null_array, too_long,
+};
 use crate::abi::Code;
 use crate::mhandle::rkey;
 use crate::outcome::{misused, null};
@@ -28,26 +29,6 @@ pub(super) struct Receiver<E> {
 impl<E> Receiver<E> {
     pub(super) fn new(end: E, low_half: u32) -> Self {
         Receiver { end: ManuallyDrop::new(end), low_half, asked: Asked::default() }
-    }
-}
-
-/// A buffer size in the type that a version of the interface uses.
-trait Bytes: Copy {
-    fn bytes(self) -> usize;
-}
-
-impl Bytes for c_int {
-    /// A negative size becomes a huge one, which `irecv` refuses as too long.
-    #[inline(always)]
-    fn bytes(self) -> usize {
-        self as usize
-    }
-}
-
-impl Bytes for usize {
-    #[inline(always)]
-    fn bytes(self) -> usize {
-        self
     }
 }
 
@@ -70,6 +51,39 @@ impl<E: RecvEnd> Tend for Receiver<E> {
 }
 
 impl<E: RecvEnd> NetEnd for Biased<Receiver<E>> {
+    unsafe extern "C" fn irecv_one(
+        &self,
+        request: *mut *mut c_void,
+        data: *mut c_void,
+        size: usize,
+        tag: c_int,
+        mhandle: *mut c_void,
+    ) -> Code {
+        // The hint keeps LLVM from joining the checks, which would take 3 instructions more.
+        if size > MESSAGE_BYTES_MAX {
+            cold_path();
+            return Receiver::irecv_slow(self, request, data, size, tag, mhandle);
+        }
+        if request.is_null() {
+            cold_path();
+            return Receiver::irecv_slow(self, request, data, size, tag, mhandle);
+        }
+        // SAFETY: NCCL makes one call on an end at a time.
+        let Some(mut entered) = (unsafe { self.enter() }) else {
+            return Receiver::irecv_locked(self, request, data, size, tag, mhandle);
+        };
+        let Receiver { end, low_half, .. } = &mut *entered;
+        // SAFETY: NCCL's contract includes the contract of `RecvEnd`, and promises room for a request.
+        unsafe {
+            let started = |started| _ = give(Some(started), *low_half, request);
+            if end.irecv_fast(&buf(data, size, tag, mhandle), started) == Fast::Done(()) {
+                return Receiver::post(entered);
+            }
+        }
+        let this = Entered::leave(entered);
+        Receiver::irecv_slow(this, request, data, size, tag, mhandle)
+    }
+
     unsafe extern "C" fn irecv_int(
         &self,
         n: c_int,
@@ -80,7 +94,7 @@ impl<E: RecvEnd> NetEnd for Biased<Receiver<E>> {
         request: *mut *mut c_void,
     ) -> Code {
         // SAFETY: The caller upholds this function's safety contract.
-        unsafe { Receiver::irecv_any(self, n, data, sizes, tags, mhandles, request) }
+        unsafe { Receiver::irecv_several(self, n, data, sizes, tags, mhandles, request) }
     }
 
     unsafe extern "C" fn irecv(
@@ -93,7 +107,7 @@ impl<E: RecvEnd> NetEnd for Biased<Receiver<E>> {
         request: *mut *mut c_void,
     ) -> Code {
         // SAFETY: The caller upholds this function's safety contract.
-        unsafe { Receiver::irecv_any(self, n, data, sizes, tags, mhandles, request) }
+        unsafe { Receiver::irecv_several(self, n, data, sizes, tags, mhandles, request) }
     }
 
     unsafe extern "C" fn iflush(
@@ -174,12 +188,12 @@ impl<E: RecvEnd> NetEnd for Biased<Receiver<E>> {
 }
 
 impl<E: RecvEnd> Receiver<E> {
-    /// `irecv` for either type of the sizes: tries the fast path first.
+    /// `irecv` of several buffers, for either type of the sizes.
     ///
     /// # Safety
     /// NCCL's contract holds, as [`NetEnd::irecv`] asks.
     #[inline(always)]
-    unsafe fn irecv_any<S: Bytes>(
+    unsafe fn irecv_several<S: Bytes>(
         this: &Biased<Self>,
         n: c_int,
         data: *mut *mut c_void,
@@ -188,65 +202,23 @@ impl<E: RecvEnd> Receiver<E> {
         mhandles: *mut *mut c_void,
         request: *mut *mut c_void,
     ) -> Code {
-        let post_one = || {
-            // The hint keeps LLVM from joining the checks, which would take more registers.
-            if n != 1 || request.is_null() {
-                cold_path();
-                return None;
-            }
-            // SAFETY: NCCL makes one call on an end at a time.
-            let mut entered = unsafe { this.enter() }?;
-            let Self { end, low_half, .. } = &mut *entered;
-            // SAFETY: NCCL promises one entry in each array, the contract of `RecvEnd`, and room for a
-            // request.
-            unsafe {
-                let size = only(sizes)?.bytes();
-                if size > MESSAGE_BYTES_MAX {
-                    cold_path();
-                    return None;
-                }
-                let buf = buf(only(data)?, size, only(tags)?, only(mhandles)?);
-                let started = |started| _ = give(Some(started), *low_half, request);
-                (end.irecv_fast(slice::from_ref(&buf), started) == Fast::Done(()))
-                    .then_some(Code::SUCCESS)
-            }
-        };
-        post_one()
-            .unwrap_or_else(|| Self::irecv_slow(this, n, data, sizes, tags, mhandles, request))
-    }
-
-    /// The slow path of `irecv`: checks all arguments and handles all cases.
-    #[inline(never)]
-    extern "C" fn irecv_slow<S: Bytes>(
-        this: &Biased<Self>,
-        n: c_int,
-        data: *mut *mut c_void,
-        sizes: *mut S,
-        tags: *mut c_int,
-        mhandles: *mut *mut c_void,
-        request: *mut *mut c_void,
-    ) -> Code {
-        let mut bufs = [const { MaybeUninit::uninit() }; RECVS_MAX];
-        let Some(bufs) = usize::try_from(n).ok().and_then(|n| bufs.get_mut(..n)) else {
-            return misused(format_args!("irecv of {n} buffers; 1 to {RECVS_MAX} are allowed")).0;
+        let nreqs = match usize::try_from(n) {
+            Ok(nreqs) if nreqs <= RECVS_MAX => nreqs,
+            _ => return wrong_number(n),
         };
         if data.is_null() || sizes.is_null() || tags.is_null() || mhandles.is_null() {
-            return null("irecv: memory, sizes, tags or registrations").0;
+            return null_array();
         }
         if request.is_null() {
             return null("irecv: request").0;
         }
-        for (i, to) in bufs.iter_mut().enumerate() {
-            // SAFETY: NCCL promises `n` entries in each array.
-            let (data, size, tag, mhandle) =
-                unsafe { (*data.add(i), (*sizes.add(i)).bytes(), *tags.add(i), *mhandles.add(i)) };
-            if size > MESSAGE_BYTES_MAX {
-                return too_long("irecv", size);
-            }
-            to.write(buf(data, size, tag, mhandle));
-        }
-        // SAFETY: The loop has written each buffer.
-        let bufs = unsafe { bufs.assume_init_ref() };
+        // SAFETY: NCCL promises `n` entries in each array.
+        let entry = |r| unsafe { (*data.add(r), *sizes.add(r), *tags.add(r), *mhandles.add(r)) };
+        let buf = |r| {
+            let (data, size, tag, mhandle) = entry(r);
+            let size = size.bytes();
+            (size <= MESSAGE_BYTES_MAX).then(|| buf(data, size, tag, mhandle))
+        };
         // SAFETY: NCCL makes one call on an end at a time.
         if let Some(mut entered) = unsafe { this.enter() } {
             let Self { end, low_half, .. } = &mut *entered;
@@ -254,12 +226,58 @@ impl<E: RecvEnd> Receiver<E> {
             // request.
             unsafe {
                 let started = |started| _ = give(Some(started), *low_half, request);
-                if end.irecv_fast(bufs, started) == Fast::Done(()) {
-                    return Code::SUCCESS;
+                if end.irecv_group_fast(nreqs, buf, started) == Fast::Done(()) {
+                    return Self::post(entered);
                 }
             }
         }
+        let mut bufs = [const { MaybeUninit::uninit() }; RECVS_MAX];
+        for (r, to) in bufs[..nreqs].iter_mut().enumerate() {
+            let Some(buf) = buf(r) else { return too_long("irecv", entry(r).1.bytes()) };
+            to.write(buf);
+        }
+        // SAFETY: The loop has written each of these buffers.
+        let bufs = unsafe { bufs[..nreqs].assume_init_ref() };
         Self::irecv_any_case(this, bufs, request)
+    }
+
+    /// Posts the receive that the fast path has laid out.
+    #[inline(never)]
+    extern "C" fn post(mut entered: Entered<'_, Self>) -> Code {
+        entered.end.post_fast();
+        Code::SUCCESS
+    }
+
+    /// The slow path of `irecv` of one buffer: checks all arguments and handles all cases.
+    #[inline(never)]
+    extern "C" fn irecv_slow(
+        this: &Biased<Self>,
+        request: *mut *mut c_void,
+        data: *mut c_void,
+        size: usize,
+        tag: c_int,
+        mhandle: *mut c_void,
+    ) -> Code {
+        if size > MESSAGE_BYTES_MAX {
+            return too_long("irecv", size);
+        }
+        if request.is_null() {
+            return null("irecv: request").0;
+        }
+        Self::irecv_any_case(this, &[buf(data, size, tag, mhandle)], request)
+    }
+
+    /// `irecv` of one buffer while the end takes the mutex.
+    #[cold]
+    extern "C" fn irecv_locked(
+        this: &Biased<Self>,
+        request: *mut *mut c_void,
+        data: *mut c_void,
+        size: usize,
+        tag: c_int,
+        mhandle: *mut c_void,
+    ) -> Code {
+        Self::irecv_slow(this, request, data, size, tag, mhandle)
     }
 
     /// Posts a receive that no fast path can post.
@@ -332,19 +350,11 @@ impl<E: RecvEnd> Receiver<E> {
     }
 }
 
-/// The only entry of an array, or `None` if the array is null. To check one array and read it before the
-/// next takes 12 instructions less than to check all arrays first.
-///
-/// # Safety
-/// The array is null or has one entry.
-#[inline(always)]
-unsafe fn only<T: Copy>(array: *const T) -> Option<T> {
-    if array.is_null() {
-        cold_path();
-        return None;
-    }
-    // SAFETY: The caller upholds this function's safety contract.
-    Some(unsafe { *array })
+/// Reports a number of buffers that no receive has.
+#[cold]
+#[inline(never)]
+extern "C" fn wrong_number(n: c_int) -> Code {
+    misused(format_args!("irecv of {n} buffers; 1 to {RECVS_MAX} are allowed")).0
 }
 
 #[inline(always)]

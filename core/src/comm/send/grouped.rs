@@ -1,5 +1,7 @@
 //! Sends into grouped receives.
 
+use core::ptr;
+
 use super::SendComm;
 use crate::comm::base::{Base, Failed, Gate};
 use crate::comm::fast::Fast;
@@ -37,15 +39,18 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         Fast::Done(())
     }
 
-    /// The fast path of [`SendComm::isend`] for the next message of a group that has begun. `started`
-    /// gets the request before anything is posted.
+    /// The first step of the fast path of [`SendComm::isend`] for the next message of a group that has
+    /// begun. `started` gets the request.
+    ///
+    /// [`Fast::Done`] says whether the group is complete. Then call [`SendComm::post_group_fast`] before any
+    /// other call.
     #[inline(always)]
     pub fn isend_grouped_fast(
         &mut self,
         buf: &SendBuf,
         tag: u32,
         started: impl FnOnce(Request),
-    ) -> Fast<()> {
+    ) -> Fast<bool> {
         if N::RAILS_MAX > 1 || self.base.gate != Gate::Group {
             return Fast::Slow;
         }
@@ -62,11 +67,14 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
             return Fast::Slow;
         }
         started(self.add_to_group(buf, &room));
-        if self.group.is_complete() {
-            // If posting fails, the test of the request fails too.
-            let _ = self.send_group();
-        }
-        Fast::Done(())
+        Fast::Done(self.group.is_complete())
+    }
+
+    /// The second step of the fast path of [`SendComm::isend`] for a group: posts the group. If posting fails,
+    /// the tests of its requests fail too.
+    #[inline(always)]
+    pub fn post_group_fast(&mut self) {
+        let _ = self.send_group();
     }
 
     /// Begins to match the row at the head, if this row is a complete group. Returns whether it has begun
@@ -115,7 +123,7 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
 
     /// Sends the group, all of whose messages are matched.
     #[inline(never)]
-    fn send_group(&mut self) -> Result<(), Failed> {
+    pub(super) fn send_group(&mut self) -> Result<(), Failed> {
         let Self { base: Base { route, verbs, refusal, .. }, group, target, .. } = self;
         route.grouped += group.nreqs() as u64;
         let is_whole = group.is_full() && target.qps == 1 && !self.base.rails.has_several();
@@ -136,8 +144,8 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
     #[inline(never)]
     fn group_refused(&mut self, refused: Refused) -> Failed {
         let wrs = self.group.wrs().get(self.group.start()..).unwrap_or_default();
-        let behind = self.base.verbs.other_qps.len();
-        self.base.refused(behind, wrs, refused)
+        let qp = ptr::from_ref(&self.base.verbs.qp);
+        self.base.refused(qp, wrs, refused)
     }
 
     /// Posts a group that has an empty message, or that goes over several queue pairs.
