@@ -245,9 +245,8 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
     /// The first step of the fast path of [`SendComm::isend`], for a message whose row has one slot, if the
     /// first queue pair carries the message in one work request. `started` gets the request.
     ///
-    /// After [`Fast::Done`] call [`SendComm::post_fast`] before any other call. It is a step of its own, so
-    /// that a caller can make it in another function and keeps no registers for the post: this saves 20
-    /// instructions per message.
+    /// After [`Fast::Done`] call [`SendComm::post_fast`] before any other call. A caller makes it in another
+    /// function: the first step needs many registers, and the second step none of them.
     #[inline(always)]
     pub fn isend_fast(
         &mut self,

@@ -102,8 +102,8 @@ impl core::error::Error for NicError {}
 pub struct Refusal(Option<NicError>);
 
 /// A post was refused. The [`Refusal`] of the call has the error, or [`Nic::explain`](super::Nic::explain)
-/// makes it. To explain a post where it is refused would keep three addresses in registers during each
-/// post, and so cost 14 instructions per message.
+/// makes it. To explain a post where it is refused would keep addresses in registers during each post, and
+/// so cost 8 instructions per message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refused {
     /// The driver's error number; 0 if the error is in the [`Refusal`].

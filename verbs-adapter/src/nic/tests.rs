@@ -1,7 +1,9 @@
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use invar_core::nic::{AddressVector, MemoryKeys, Mtu, RtrAttr, RtsAttr, SendFlags, Sge};
+use invar_core::nic::{
+    AddressVector, MemoryKeys, Mtu, Refusal, Refused, RtrAttr, RtsAttr, SendFlags, SendList, Sge,
+};
 
 use super::*;
 use crate::fake::{BARE, ECE, Fake, LIBRARY, WITH_ECE, WITH_IOVA2, WITH_STATE, just_loaded};
@@ -93,6 +95,24 @@ fn a_list_is_posted_in_order_and_a_refusal_names_its_place() {
                     request in its list ";
         assert_eq!(error.to_string(), format!("{text}{at}"));
     }
+}
+
+#[test]
+fn a_refused_post_of_the_data_path_is_explained_by_place_and_verb() {
+    let rig = Rig::new();
+    let mut list = SendList::new([0, 1, 2].map(|wr_id| SendWr { wr_id, ..SendWr::default() }));
+    let mut refusal = Refusal::default();
+    for (from, at) in [(0, 0), (0, 2), (1, 0), (1, 1)] {
+        rig.fake.refuse(from as u64 + at, libc::ENOMEM);
+        let refused = rig.nic.post_list(&rig.qp, &mut list, from, &mut refusal).unwrap_err();
+        let error = rig.nic.explain(&rig.qp, list.wrs_from(from), refused);
+        let seen = (error.verb, u64::from(error.index), error.errno);
+        assert_eq!(seen, (Verb::PostSend, at, libc::ENOMEM));
+        assert!(error.cause.contains("send queue is full"), "{error}");
+    }
+    let refused = Refused { errno: libc::ENOMEM };
+    let error = rig.nic.explain(&rig.qp, &[], refused);
+    assert_eq!((error.verb, error.errno), (Verb::PostRecv, libc::ENOMEM));
 }
 
 #[test]
