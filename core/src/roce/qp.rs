@@ -18,7 +18,8 @@
 //! - In the standard way the requester sends FIRST, MIDDLE and LAST packets in order, and goes back to
 //!   the oldest packet on a loss (go-back-N).
 //! - Between peers that agreed on [`ADAPTIVE_ROUTING`](crate::nic::QpOptions::ADAPTIVE_ROUTING), each
-//!   packet is a WRITE_ONLY. The packet names its own memory and carries the mark [`Bth::adaptive`].
+//!   packet is a WRITE_ONLY. The packet names its own memory and carries the mark
+//!   [`Bth::adaptive`](super::Bth::adaptive).
 //!   The responder places such packets on arrival and acknowledges up to the first hole. Once a hole
 //!   has aged, the responder asks for just that packet. A requester whose acknowledge is late sends
 //!   the oldest and the newest packet again. The last packet of a WRITE_WITH_IMM carries the RETH of
