@@ -137,6 +137,8 @@ pub use invar_core::param::{
 pub use invar_core::rendezvous::{UniqueId, UniqueIdError};
 pub use invar_linux::rendezvous::secret_of;
 pub use launcher::{Launch, Launcher, Meeting};
+/// The levels of the crate `log`, for [`LogFilter`].
+pub use log::{Level, LevelFilter};
 pub use memory::MemoryRegion;
 pub use recv::{Flush, Received, RecvComm};
 pub use request::Request;
