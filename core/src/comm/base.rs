@@ -223,13 +223,16 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         self.error.unwrap_or(Error::PeerClosed(StreamError::Closed))
     }
 
-    /// Tests a request. [`Fast::Done`] gives the request's bytes if the request has exactly one size. After
-    /// [`Fast::Slow`] the request may be done.
+    /// Tests a request. [`Fast::Done`] gives the request's bytes if the request has exactly one size.
     #[inline(always)]
     pub(super) fn test(&mut self, request: &Request) -> Fast<u32> {
         match self.take(request) {
-            Fast::Pending => self.poll_for(request),
-            ended => ended,
+            Fast::Pending => match self.poll_for(request) {
+                // The poll may have booked completions of this request.
+                Fast::Slow => self.take(request),
+                polled => polled,
+            },
+            taken => taken,
         }
     }
 

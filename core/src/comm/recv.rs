@@ -348,20 +348,18 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         if self.base.gate != Gate::Open && !self.pass()? {
             return Ok(None);
         }
-        if bufs.is_empty() || bufs.len() > RECVS_MAX {
-            return self.refuse("a receive takes 1 to 8 buffers");
-        }
-        if bufs.len() > self.group_max {
-            return self.refuse("a receive of more buffers than the FIFO has rows");
-        }
-        if self.base.reqs.next_free().is_none() {
-            self.base.reqs.come_around();
-        }
-        if let Some(buf) = bufs.iter().find(|buf| !buf.is_sound()) {
-            return self.refuse_buf(buf);
+        if !(1..=self.group_max).contains(&bufs.len()) {
+            return self.refuse(match bufs.len() {
+                1..=RECVS_MAX => "a receive of more buffers than the FIFO has rows",
+                _ => "a receive takes 1 to 8 buffers",
+            });
         }
         let Some(request) = self.lay_out(bufs.len(), |r| bufs.get(r).copied()) else {
-            return Ok(None);
+            return match bufs.iter().find(|buf| !buf.is_sound()) {
+                Some(buf) => self.refuse_buf(buf),
+                None if self.base.reqs.come_around() => self.irecv_slow(bufs),
+                None => Ok(None),
+            };
         };
         if N::RAILS_MAX > 1 {
             let Base { reqs, verbs, .. } = &mut self.base;
