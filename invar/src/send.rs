@@ -147,12 +147,6 @@ impl Waits for SendComm {
     }
 
     fn arm(&mut self) {
-        let interest = &mut self.waiter.interest;
-        interest.begin();
-        self.end.arm(interest);
-        if self.staged.is_active() {
-            // The GPU's driver tells nobody that a copy is done.
-            interest.blind();
-        }
+        self.waiter.arm(&self.staged, |interest| self.end.arm(interest));
     }
 }

@@ -7,6 +7,7 @@ use invar_linux::interest::Interest;
 use crate::Error;
 use crate::error::Kind;
 use crate::spin::Spin;
+use crate::staged::Staged;
 
 /// Calls between two looks at the clock.
 const CALLS: u32 = 8;
@@ -25,7 +26,7 @@ const BLIND: [Duration; 2] = [Duration::from_micros(20), Duration::from_millis(1
 #[derive(Debug)]
 pub(crate) struct Waiter {
     spin: Spin,
-    pub(crate) interest: Interest,
+    interest: Interest,
 }
 
 /// An end that can wait.
@@ -40,6 +41,16 @@ impl Waiter {
     /// Creates the waits of an end, which spin for at most `spin`.
     pub(crate) fn new(spin: Duration) -> Self {
         Waiter { spin: Spin::new(spin), interest: Interest::default() }
+    }
+
+    /// Arms the descriptors of an end by `arm`, for an end that may also wait for copies of a GPU.
+    pub(crate) fn arm(&mut self, staged: &Staged, arm: impl FnOnce(&mut Interest)) {
+        self.interest.begin();
+        arm(&mut self.interest);
+        if staged.is_active() {
+            // The GPU's driver tells nobody that a copy is done.
+            self.interest.blind();
+        }
     }
 }
 
