@@ -1,4 +1,4 @@
-//! What a waiting thread or task wants to hear of: descriptors that become readable or writable.
+//! The descriptors that wake a waiting thread or task once they are readable or writable.
 //!
 //! A wait has three steps. The waiter arms the interest, looks whether there is something to do already, and
 //! sleeps. Whatever happens after the first step ends the sleep, so no news is missed.

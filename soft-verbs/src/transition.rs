@@ -19,7 +19,7 @@ versions! {
 }
 
 const TO_INIT: c_int = IBV_QP_PKEY_INDEX | IBV_QP_PORT;
-/// What a connection needs to know of its peer.
+/// The attributes of its peer that a connection needs.
 const TO_RTR: c_int = IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
 const TO_RTR_RELIABLE: c_int = TO_RTR | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
 const TO_RTS_RELIABLE: c_int =

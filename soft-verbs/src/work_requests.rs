@@ -1,4 +1,4 @@
-//! What posts of sends and of receives have in common.
+//! Parts that posts of sends and of receives share.
 
 use std::ffi::c_int;
 use std::slice;

@@ -1,4 +1,4 @@
-//! What a program that waits for a comm can sleep on.
+//! Descriptors that end the sleep of a program that waits for a comm.
 
 use core::ffi::c_int;
 

@@ -26,7 +26,7 @@ pub struct Links {
     bell: Option<Bell>,
     /// The descriptors of links over the network that this rank waits for.
     interest: Interest,
-    /// What wakes this rank.
+    /// The alarm that this rank has armed last.
     alarm: Alarm,
     /// Number of sleeps in a row that data could not end.
     yields: u32,
@@ -43,7 +43,7 @@ const YIELDS: u32 = 2000;
 /// The sleep of a rank that data does not wake.
 const NAP: Duration = Duration::from_micros(100);
 
-/// What wakes a rank that sleeps.
+/// The alarm that wakes a sleeping rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Alarm {
     /// Nothing: the rank waits for memory and a network at once, or for a network that tells nobody.

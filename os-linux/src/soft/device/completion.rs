@@ -24,7 +24,7 @@ enum Armed {
     AnyOrWrite,
 }
 
-/// What ends the wait of an armed completion queue.
+/// The events that end the wait of an armed completion queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Awaited {
     /// A solicited completion or an error.
