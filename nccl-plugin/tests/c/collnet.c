@@ -22,6 +22,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -575,6 +576,8 @@ static void check_stop(int stopped) {
   job_t job = {.what = ALLREDUCE, .type = F32, .op = SUM, .count = 100000};
   char named[64];
   run(&job, 1);
+  // A rank that is done may still have data to send to the others.
+  all_arrive();
   if (rank == stopped) {
     shared->stopped = getpid();
     raise(SIGSTOP);
@@ -654,6 +657,7 @@ int main(int argc, char** argv) {
     children[of] = fork();
     if (children[of] == 0) {
       rank = of;
+      prctl(PR_SET_PDEATHSIG, SIGKILL); // a stopped rank would outlive a parent that fails
       break;
     }
   }
