@@ -228,8 +228,11 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
     pub(super) fn test(&mut self, request: &Request) -> Fast<u32> {
         match self.take(request) {
             Fast::Pending => match self.poll_for(request) {
-                // The poll may have booked completions of this request.
-                Fast::Slow => self.take(request),
+                // The poll may have booked completions of this request. If not, more may be there.
+                Fast::Slow => match self.take(request) {
+                    Fast::Pending => Fast::Slow,
+                    taken => taken,
+                },
                 polled => polled,
             },
             taken => taken,
