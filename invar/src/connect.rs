@@ -55,7 +55,7 @@ impl Listener {
     pub fn accept(&self) -> Result<Option<Accepting>, Error> {
         let Some(attempt) = self.listen.accept()? else { return Ok(None) };
         let settings = self.settings.of_end();
-        let (device, keeper) = (self.device.clone(), Keeper::of_process()?);
+        let (device, keeper) = (self.device.clone(), Keeper::of_namespace()?);
         Ok(Some(Accepting { attempt, device, settings, keeper }))
     }
 
@@ -158,7 +158,7 @@ impl Connecting {
         settings.check(device.info())?;
         let attempt = device.adapter().connect(handle, conn_settings(device, settings))?;
         let (device, settings) = (device.clone(), settings.of_end());
-        Ok(Connecting { attempt, device, settings, keeper: Keeper::of_process()? })
+        Ok(Connecting { attempt, device, settings, keeper: Keeper::of_namespace()? })
     }
 
     /// Continues the handshake without waiting. Returns `None` until the connection is complete.

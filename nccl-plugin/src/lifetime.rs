@@ -37,7 +37,7 @@ fn put_sender<E: SendEnd + 'static>(
     end: E,
     device: (c_int, &Device),
 ) -> Result<*mut c_void, Failed> {
-    let keeper = Keeper::of_process().map_err(|error| failed(&error))?;
+    let keeper = Keeper::of_namespace().map_err(|error| failed(&error))?;
     handles::put(|handle| Comm::sending(end, handle, device, &keeper)).ok_or_else(too_many)
 }
 
@@ -45,7 +45,7 @@ fn put_receiver<E: RecvEnd + 'static>(
     end: E,
     device: (c_int, &Device),
 ) -> Result<*mut c_void, Failed> {
-    let keeper = Keeper::of_process().map_err(|error| failed(&error))?;
+    let keeper = Keeper::of_namespace().map_err(|error| failed(&error))?;
     handles::put(|handle| Comm::receiving(end, handle, device, &keeper)).ok_or_else(too_many)
 }
 

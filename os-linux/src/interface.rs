@@ -279,5 +279,10 @@ unsafe fn socket_addr(addr: *const libc::sockaddr) -> Option<SocketAddr> {
     }
 }
 
+/// Returns a number for the network namespace of the calling thread; 0 if there is no `/proc`.
+pub fn namespace() -> u64 {
+    rustix::fs::stat("/proc/thread-self/ns/net").map_or(0, |stat| stat.st_ino)
+}
+
 #[cfg(test)]
 mod tests;

@@ -17,6 +17,8 @@ use argon2::Argon2;
 use invar_core::auth::{SECRET_BYTES, Secret};
 use invar_core::rendezvous::Member;
 
+use crate::interface;
+
 pub use attend::{Attendant, GroupVerdict};
 pub use bootstrap::Bootstrap;
 pub use error::{BootstrapError, Failure};
@@ -29,13 +31,12 @@ const TICK: Duration = Duration::from_millis(100);
 /// namespace and user can pass each other memory over Unix sockets.
 pub fn this_member() -> Member {
     let boot_id = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    let namespace = rustix::fs::stat("/proc/thread-self/ns/net").map_or(0, |stat| stat.st_ino);
     let digits = boot_id.iter().filter_map(|byte| char::from(*byte).to_digit(16));
     let mut host = [0; 32];
     for (i, digit) in digits.take(32).enumerate() {
         host[i / 2] = host[i / 2] << 4 | digit as u8;
     }
-    host[16..24].copy_from_slice(&namespace.to_le_bytes());
+    host[16..24].copy_from_slice(&interface::namespace().to_le_bytes());
     host[24..28].copy_from_slice(&rustix::process::geteuid().as_raw().to_le_bytes());
     Member { host, pid: std::process::id().into() }
 }

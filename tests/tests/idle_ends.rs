@@ -5,6 +5,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::Duration;
 
+use invar::raw::Keeper;
 use invar::{Device, Handle, Listener, MemoryRegion, SendComm, Settings};
 use invar_testkit::library::{self, content};
 use invar_testkit::namespaces::{Hosts, IPV4};
@@ -71,6 +72,8 @@ fn a_send_that_nobody_tests_arrives_after_the_cable_was_out() {
     let hosts = &hosts;
     let settings = library::settings(&[("INVAR_TRANSPORT", "soft"), ("NCCL_IB_TIMEOUT", "13")]);
     let settings = &settings;
+    // A keeper of one namespace does not see the other one's ports.
+    let _elsewhere = hosts.call(1, Keeper::of_namespace).unwrap();
     let (to_first, first_hears) = channel();
     let (to_second, second_hears) = channel();
     let (to_cable, cable_hears) = channel();

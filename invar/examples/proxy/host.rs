@@ -163,7 +163,7 @@ impl Setup for Host {
             let handle = Handle::from_bytes(request.try_into()?)?;
             setup.stage = KernelStage::Connecting(SendComm::connect(&device, &handle, &settings)?);
         }
-        let keeper = Keeper::of_process()?;
+        let keeper = Keeper::of_namespace()?;
         let end = match &mut setup.stage {
             KernelStage::Listening(listener, accepting) => {
                 if accepting.is_none() {

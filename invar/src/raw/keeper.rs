@@ -3,6 +3,9 @@
 //! It checks whether each peer is still there, and it recovers connections. A program may wait for
 //! connection A while its peer waits for connection B. If B fails, only the keeper mends B.
 //!
+//! A keeper looks at ports and calls peers, and Linux does both in the network namespace of the thread. So a
+//! process has one keeper for each namespace in which it has connections.
+//!
 //! The keeper also looks whether an end stands still. To know what the program at such an end calls, it
 //! makes the end's next call take the mutex, and this call is noted. So a call that moves data pays nothing.
 
@@ -14,6 +17,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use invar_linux::biased::Biased;
+use invar_linux::interface;
 
 use super::recorded::{Recording, Snapshot};
 use crate::Error;
@@ -25,8 +29,8 @@ const URGENT_EVERY: Duration = Duration::from_millis(1);
 /// Time for each end between two looks, so that many ends do not keep a processor busy.
 const PER_END: Duration = Duration::from_micros(200);
 
-/// The keeper of this process, while there are connections.
-static OF_PROCESS: Mutex<Weak<Running>> = Mutex::new(Weak::new());
+/// The keepers of this process, each with its network namespace, while there are connections.
+static OF_PROCESS: Mutex<Vec<(u64, Weak<Running>)>> = Mutex::new(Vec::new());
 
 /// How much care an end needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -134,7 +138,7 @@ pub unsafe fn call<T: Tend, R>(end: &Biased<T>, call: impl FnOnce(&mut T) -> R) 
 #[derive(Clone)]
 pub struct Keeper {
     ends: Arc<Ends>,
-    /// The thread that looks. It ends with the last keeper of the process.
+    /// The thread that looks. It ends with the last keeper of its namespace.
     _running: Option<Arc<Running>>,
 }
 
@@ -166,19 +170,24 @@ struct Running {
 }
 
 impl Keeper {
-    /// Returns the keeper of this process, and starts its thread if there is none.
+    /// Returns this process' keeper in the network namespace of the calling thread, and starts its thread if
+    /// there is none.
     ///
     /// # Errors
     /// Fails if the system has no room for a thread.
-    pub fn of_process() -> Result<Self, Error> {
+    pub fn of_namespace() -> Result<Self, Error> {
+        let here = interface::namespace();
         let mut of_process = OF_PROCESS.lock().unwrap_or_else(PoisonError::into_inner);
-        let running = of_process.upgrade();
-        let running = match running.filter(|running| running.process == process::id()) {
+        of_process.retain(|(_, running)| running.strong_count() > 0);
+        let mut keepers = of_process.iter().filter(|(namespace, _)| *namespace == here);
+        // After `fork` a child has the list of its parent, without the threads.
+        let own = |running: &Arc<Running>| running.process == process::id();
+        let running = match keepers.find_map(|(_, running)| running.upgrade().filter(own)) {
             Some(running) => running,
             None => {
                 let failed = |error| Error::io("starting the thread that keeps connections", error);
                 let running = Arc::new(Running::start().map_err(failed)?);
-                *of_process = Arc::downgrade(&running);
+                of_process.push((here, Arc::downgrade(&running)));
                 running
             }
         };
@@ -309,7 +318,7 @@ mod tests {
 
     #[test]
     fn ends_are_looked_after_until_they_are_dropped() {
-        let keeper = Keeper::of_process().unwrap();
+        let keeper = Keeper::of_namespace().unwrap();
         let [first, second] = [Arc::new(Counted::default()), Arc::new(Counted::default())];
         let _first = keeper.keep_visited(first.clone());
         let keeping = keeper.keep_visited(second.clone());
@@ -325,7 +334,7 @@ mod tests {
 
     #[test]
     fn an_end_that_recovers_is_looked_after_more_often_than_others() {
-        let keeper = Keeper::of_process().unwrap();
+        let keeper = Keeper::of_namespace().unwrap();
         let urgent = Arc::new(Counted { is_urgent: true, ..Counted::default() });
         let other = Arc::new(Counted::default());
         let _keeping = [keeper.keep_visited(urgent.clone()), keeper.keep_visited(other.clone())];

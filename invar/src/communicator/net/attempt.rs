@@ -73,7 +73,7 @@ impl LinkAttempt {
         let listener = Listener::bind(&parts.device, settings)?;
         let handle = listener.handle();
         let stage = AttemptStage::Listening(Box::new(Incoming::new(listener)));
-        let keeper = Keeper::of_process()?;
+        let keeper = Keeper::of_namespace()?;
         Ok((LinkAttempt { id, both_ways, stage, parts, keeper }, handle))
     }
 
@@ -87,7 +87,7 @@ impl LinkAttempt {
     ) -> Result<Self, Error> {
         let connecting = SendComm::connect(&parts.device, handle, settings);
         let connecting = connecting.map_err(|error| error.of_rank(id.peer))?;
-        let (stage, keeper) = (AttemptStage::Connecting(connecting), Keeper::of_process()?);
+        let (stage, keeper) = (AttemptStage::Connecting(connecting), Keeper::of_namespace()?);
         Ok(LinkAttempt { id, both_ways, stage, parts, keeper })
     }
 
