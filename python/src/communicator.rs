@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use invar::communicator::{Mover, Operation};
+use invar::communicator::Mover;
 use invar::{Settings, UniqueId};
 use pyo3::exceptions::{PyGeneratorExit, PySystemExit, PyValueError};
 use pyo3::prelude::*;
@@ -11,7 +11,7 @@ use pyo3::types::{PyBytes, PyType};
 
 use crate::error::raised;
 use crate::group::PyGroup;
-use crate::prepared::{self, Object, Prepared};
+use crate::prepared::Prepared;
 use crate::waiting::interruptible;
 use crate::work::{Session, Work};
 
@@ -67,7 +67,7 @@ impl PyCommunicator {
         Ok(PyCommunicator { session: Arc::new(Session::new(joined)) })
     }
 
-    fn run(
+    pub(crate) fn run(
         &self,
         py: Python<'_>,
         prepare: impl FnOnce(&invar::Communicator) -> PyResult<Prepared>,
@@ -76,7 +76,7 @@ impl PyCommunicator {
         self.session.run(py, vec![prepared])
     }
 
-    fn start(
+    pub(crate) fn start(
         &self,
         py: Python<'_>,
         prepare: impl FnOnce(&invar::Communicator) -> PyResult<Prepared>,
@@ -130,236 +130,6 @@ impl PyCommunicator {
     #[getter]
     fn transport(&self) -> PyResult<String> {
         Ok(self.session.open()?.transport().to_owned())
-    }
-
-    /// Reduce the data of all ranks, and give the result to each rank.
-    ///
-    /// `op` is 'sum', 'prod', 'max', 'min' or 'avg'.
-    ///
-    /// >>> total = np.empty(2, np.int32)
-    /// >>> comm.all_reduce(np.array([7, 8], np.int32), total, op="max")
-    /// >>> total
-    /// array([7, 8], dtype=int32)
-    #[pyo3(signature = (data, output=None, op="sum"))]
-    fn all_reduce(
-        &self,
-        py: Python<'_>,
-        data: Object<'_, '_>,
-        output: Option<Object<'_, '_>>,
-        op: &str,
-    ) -> PyResult<()> {
-        let operation = Operation::AllReduce;
-        self.run(py, |c| prepared::collective(c, operation, Some(op), Some(data), output))
-    }
-
-    /// Start `all_reduce`.
-    #[pyo3(signature = (data, output=None, op="sum"))]
-    fn start_all_reduce(
-        &self,
-        py: Python<'_>,
-        data: Object<'_, '_>,
-        output: Option<Object<'_, '_>>,
-        op: &str,
-    ) -> PyResult<Work> {
-        let operation = Operation::AllReduce;
-        self.start(py, |c| prepared::collective(c, operation, Some(op), Some(data), output))
-    }
-
-    /// Give the data of all ranks, in their order, to each rank.
-    ///
-    /// The output is as long as the data of all ranks. In place, `data` is that long, and this rank's
-    /// data is its block of it.
-    ///
-    /// >>> gathered = np.empty((comm.nranks, 3), np.uint16)
-    /// >>> comm.all_gather(np.array([1, 2, 3], np.uint16), gathered)
-    /// >>> gathered
-    /// array([[1, 2, 3]], dtype=uint16)
-    #[pyo3(signature = (data, output=None))]
-    fn all_gather(
-        &self,
-        py: Python<'_>,
-        data: Object<'_, '_>,
-        output: Option<Object<'_, '_>>,
-    ) -> PyResult<()> {
-        let operation = Operation::AllGather;
-        self.run(py, |c| prepared::collective(c, operation, None, Some(data), output))
-    }
-
-    /// Start `all_gather`.
-    #[pyo3(signature = (data, output=None))]
-    fn start_all_gather(
-        &self,
-        py: Python<'_>,
-        data: Object<'_, '_>,
-        output: Option<Object<'_, '_>>,
-    ) -> PyResult<Work> {
-        let operation = Operation::AllGather;
-        self.start(py, |c| prepared::collective(c, operation, None, Some(data), output))
-    }
-
-    /// Reduce the data of all ranks, and give each rank its block of the result.
-    ///
-    /// In place, the result replaces this rank's block of `data`; the other blocks are unspecified.
-    ///
-    /// >>> block = np.empty(3)
-    /// >>> comm.reduce_scatter(np.ones((comm.nranks, 3)), block, op="avg")
-    /// >>> block
-    /// array([1., 1., 1.])
-    #[pyo3(signature = (data, output=None, op="sum"))]
-    fn reduce_scatter(
-        &self,
-        py: Python<'_>,
-        data: Object<'_, '_>,
-        output: Option<Object<'_, '_>>,
-        op: &str,
-    ) -> PyResult<()> {
-        let operation = Operation::ReduceScatter;
-        self.run(py, |c| prepared::collective(c, operation, Some(op), Some(data), output))
-    }
-
-    /// Start `reduce_scatter`.
-    #[pyo3(signature = (data, output=None, op="sum"))]
-    fn start_reduce_scatter(
-        &self,
-        py: Python<'_>,
-        data: Object<'_, '_>,
-        output: Option<Object<'_, '_>>,
-        op: &str,
-    ) -> PyResult<Work> {
-        let operation = Operation::ReduceScatter;
-        self.start(py, |c| prepared::collective(c, operation, Some(op), Some(data), output))
-    }
-
-    /// Give the root's data to all ranks.
-    ///
-    /// With an output, `data` is the root's, and None on the other ranks.
-    ///
-    /// >>> weights = np.arange(3.0)
-    /// >>> comm.broadcast(weights, root=0)
-    #[pyo3(signature = (data, output=None, *, root=0))]
-    fn broadcast(
-        &self,
-        py: Python<'_>,
-        data: Option<Object<'_, '_>>,
-        output: Option<Object<'_, '_>>,
-        root: u32,
-    ) -> PyResult<()> {
-        let operation = Operation::Broadcast { root };
-        self.run(py, |c| prepared::collective(c, operation, None, data, output))
-    }
-
-    /// Start `broadcast`.
-    #[pyo3(signature = (data, output=None, *, root=0))]
-    fn start_broadcast(
-        &self,
-        py: Python<'_>,
-        data: Option<Object<'_, '_>>,
-        output: Option<Object<'_, '_>>,
-        root: u32,
-    ) -> PyResult<Work> {
-        let operation = Operation::Broadcast { root };
-        self.start(py, |c| prepared::collective(c, operation, None, data, output))
-    }
-
-    /// Reduce the data of all ranks, and give the result to the root.
-    ///
-    /// The output is the root's, and None on the other ranks, whose data does not change.
-    ///
-    /// >>> most = np.empty(1)
-    /// >>> comm.reduce(np.array([3.5]), most if comm.rank == 0 else None, op="max", root=0)
-    /// >>> most
-    /// array([3.5])
-    #[pyo3(signature = (data, output=None, op="sum", *, root=0))]
-    fn reduce(
-        &self,
-        py: Python<'_>,
-        data: Object<'_, '_>,
-        output: Option<Object<'_, '_>>,
-        op: &str,
-        root: u32,
-    ) -> PyResult<()> {
-        let operation = Operation::Reduce { root };
-        self.run(py, |c| prepared::collective(c, operation, Some(op), Some(data), output))
-    }
-
-    /// Start `reduce`.
-    #[pyo3(signature = (data, output=None, op="sum", *, root=0))]
-    fn start_reduce(
-        &self,
-        py: Python<'_>,
-        data: Object<'_, '_>,
-        output: Option<Object<'_, '_>>,
-        op: &str,
-        root: u32,
-    ) -> PyResult<Work> {
-        let operation = Operation::Reduce { root };
-        self.start(py, |c| prepared::collective(c, operation, Some(op), Some(data), output))
-    }
-
-    /// Send block i of the data to rank i. The block that rank i sends to this rank becomes block i of
-    /// the output.
-    ///
-    /// >>> received = bytearray(comm.nranks)
-    /// >>> comm.all_to_all(bytes(range(comm.nranks)), received)
-    #[pyo3(signature = (data, output))]
-    fn all_to_all(
-        &self,
-        py: Python<'_>,
-        data: Object<'_, '_>,
-        output: Object<'_, '_>,
-    ) -> PyResult<()> {
-        let operation = Operation::AllToAll;
-        self.run(py, |c| prepared::collective(c, operation, None, Some(data), Some(output)))
-    }
-
-    /// Start `all_to_all`.
-    #[pyo3(signature = (data, output))]
-    fn start_all_to_all(
-        &self,
-        py: Python<'_>,
-        data: Object<'_, '_>,
-        output: Object<'_, '_>,
-    ) -> PyResult<Work> {
-        let operation = Operation::AllToAll;
-        self.start(py, |c| prepared::collective(c, operation, None, Some(data), Some(output)))
-    }
-
-    /// Send data to a rank, which must receive as many bytes.
-    ///
-    /// The call may wait until the peer receives. Use a group for several transfers at once.
-    #[pyo3(signature = (data, peer))]
-    fn send(&self, py: Python<'_>, data: Object<'_, '_>, peer: u32) -> PyResult<()> {
-        self.run(py, |c| prepared::send(c, data, peer))
-    }
-
-    /// Start `send`.
-    #[pyo3(signature = (data, peer))]
-    fn start_send(&self, py: Python<'_>, data: Object<'_, '_>, peer: u32) -> PyResult<Work> {
-        self.start(py, |c| prepared::send(c, data, peer))
-    }
-
-    /// Receive data from a rank, which must send as many bytes.
-    #[pyo3(signature = (data, peer))]
-    fn recv(&self, py: Python<'_>, data: Object<'_, '_>, peer: u32) -> PyResult<()> {
-        self.run(py, |c| prepared::recv(c, data, peer))
-    }
-
-    /// Start `recv`.
-    #[pyo3(signature = (data, peer))]
-    fn start_recv(&self, py: Python<'_>, data: Object<'_, '_>, peer: u32) -> PyResult<Work> {
-        self.start(py, |c| prepared::recv(c, data, peer))
-    }
-
-    /// Wait until all ranks have called this method.
-    ///
-    /// >>> comm.barrier()
-    fn barrier(&self, py: Python<'_>) -> PyResult<()> {
-        self.run(py, prepared::barrier)
-    }
-
-    /// Start `barrier`.
-    fn start_barrier(&self, py: Python<'_>) -> PyResult<Work> {
-        self.start(py, prepared::barrier)
     }
 
     /// Return a group of calls that run together.
@@ -421,8 +191,8 @@ impl PyCommunicator {
         &self,
         py: Python<'_>,
         kind: Option<Bound<'_, PyType>>,
-        _value: Object<'_, '_>,
-        _traceback: Object<'_, '_>,
+        _value: &Bound<'_, PyAny>,
+        _traceback: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
         let Some(kind) = kind else { return self.session.close(py) };
         let is_planned =

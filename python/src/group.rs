@@ -2,11 +2,11 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use invar::communicator::{Mover, Operation};
+use invar::communicator::Mover;
 use pyo3::prelude::*;
 use pyo3::types::PyType;
 
-use crate::prepared::{self, Object, Prepared};
+use crate::prepared::Prepared;
 use crate::work::{Session, Work};
 
 /// A group of calls that run together, which ``Communicator.group()`` returns.
@@ -31,7 +31,7 @@ impl PyGroup {
         PyGroup { session, prepared: Mutex::default() }
     }
 
-    fn add(
+    pub(crate) fn add(
         &self,
         prepare: impl FnOnce(&invar::Communicator) -> PyResult<Prepared>,
     ) -> PyResult<()> {
@@ -52,85 +52,6 @@ impl PyGroup {
 
 #[pymethods]
 impl PyGroup {
-    /// Add `Communicator.all_reduce`.
-    #[pyo3(signature = (data, output=None, op="sum"))]
-    fn all_reduce(
-        &self,
-        data: Object<'_, '_>,
-        output: Option<Object<'_, '_>>,
-        op: &str,
-    ) -> PyResult<()> {
-        let operation = Operation::AllReduce;
-        self.add(|c| prepared::collective(c, operation, Some(op), Some(data), output))
-    }
-
-    /// Add `Communicator.all_gather`.
-    #[pyo3(signature = (data, output=None))]
-    fn all_gather(&self, data: Object<'_, '_>, output: Option<Object<'_, '_>>) -> PyResult<()> {
-        self.add(|c| prepared::collective(c, Operation::AllGather, None, Some(data), output))
-    }
-
-    /// Add `Communicator.reduce_scatter`.
-    #[pyo3(signature = (data, output=None, op="sum"))]
-    fn reduce_scatter(
-        &self,
-        data: Object<'_, '_>,
-        output: Option<Object<'_, '_>>,
-        op: &str,
-    ) -> PyResult<()> {
-        let operation = Operation::ReduceScatter;
-        self.add(|c| prepared::collective(c, operation, Some(op), Some(data), output))
-    }
-
-    /// Add `Communicator.broadcast`.
-    #[pyo3(signature = (data, output=None, *, root=0))]
-    fn broadcast(
-        &self,
-        data: Option<Object<'_, '_>>,
-        output: Option<Object<'_, '_>>,
-        root: u32,
-    ) -> PyResult<()> {
-        let operation = Operation::Broadcast { root };
-        self.add(|c| prepared::collective(c, operation, None, data, output))
-    }
-
-    /// Add `Communicator.reduce`.
-    #[pyo3(signature = (data, output=None, op="sum", *, root=0))]
-    fn reduce(
-        &self,
-        data: Object<'_, '_>,
-        output: Option<Object<'_, '_>>,
-        op: &str,
-        root: u32,
-    ) -> PyResult<()> {
-        let operation = Operation::Reduce { root };
-        self.add(|c| prepared::collective(c, operation, Some(op), Some(data), output))
-    }
-
-    /// Add `Communicator.all_to_all`.
-    #[pyo3(signature = (data, output))]
-    fn all_to_all(&self, data: Object<'_, '_>, output: Object<'_, '_>) -> PyResult<()> {
-        let operation = Operation::AllToAll;
-        self.add(|c| prepared::collective(c, operation, None, Some(data), Some(output)))
-    }
-
-    /// Add `Communicator.send`.
-    #[pyo3(signature = (data, peer))]
-    fn send(&self, data: Object<'_, '_>, peer: u32) -> PyResult<()> {
-        self.add(|c| prepared::send(c, data, peer))
-    }
-
-    /// Add `Communicator.recv`.
-    #[pyo3(signature = (data, peer))]
-    fn recv(&self, data: Object<'_, '_>, peer: u32) -> PyResult<()> {
-        self.add(|c| prepared::recv(c, data, peer))
-    }
-
-    /// Add `Communicator.barrier`.
-    fn barrier(&self) -> PyResult<()> {
-        self.add(prepared::barrier)
-    }
-
     /// Run all calls of the group, and return once they are done. The group is then empty.
     fn run(&self, py: Python<'_>) -> PyResult<()> {
         self.session.run(py, self.take())
@@ -156,8 +77,8 @@ impl PyGroup {
         &self,
         py: Python<'_>,
         kind: Option<Bound<'_, PyType>>,
-        _value: Object<'_, '_>,
-        _traceback: Object<'_, '_>,
+        _value: &Bound<'_, PyAny>,
+        _traceback: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
         let calls = self.take();
         match kind {

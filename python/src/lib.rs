@@ -6,6 +6,7 @@
 //! 3. [`work`] waits for operations without the interpreter's lock, so that other threads go on and Ctrl-C
 //!    works.
 //! 4. [`communicator`], [`group`] and [`hub`] are the classes that Python sees.
+//! 5. [`operations`] lists the operations, and gives both first classes their methods for each.
 //!
 //! The package around the module is in `python/invar`: `_invar.pyi` has the types of everything here.
 
@@ -16,6 +17,7 @@ mod error;
 mod group;
 mod hub;
 mod memory;
+mod operations;
 mod prepared;
 mod waiting;
 mod work;

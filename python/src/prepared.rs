@@ -9,8 +9,8 @@ use crate::element::ElementType;
 use crate::error::raised;
 use crate::memory::Memory;
 
-/// An object of Python in the arguments of a call.
-pub(crate) type Object<'a, 'py> = &'a Bound<'py, PyAny>;
+/// An object of Python that lends memory.
+pub(crate) type Data<'a, 'py> = &'a Bound<'py, PyAny>;
 
 /// An operation that can start, with its memory.
 pub(crate) struct Prepared {
@@ -28,8 +28,8 @@ pub(crate) fn collective(
     communicator: &Communicator,
     operation: Operation,
     op: Option<&str>,
-    data: Option<Object<'_, '_>>,
-    output: Option<Object<'_, '_>>,
+    data: Option<Data<'_, '_>>,
+    output: Option<Data<'_, '_>>,
 ) -> PyResult<Prepared> {
     let redop = op.map(str::parse::<RedOp>).transpose();
     let redop = redop.map_err(|error| PyValueError::new_err(error.to_string()))?;
@@ -55,7 +55,7 @@ pub(crate) fn barrier(communicator: &Communicator) -> PyResult<Prepared> {
 /// Prepares a send.
 pub(crate) fn send(
     communicator: &Communicator,
-    data: Object<'_, '_>,
+    data: Data<'_, '_>,
     peer: u32,
 ) -> PyResult<Prepared> {
     check_rank(communicator, "peer", peer)?;
@@ -66,7 +66,7 @@ pub(crate) fn send(
 /// Prepares a receive.
 pub(crate) fn recv(
     communicator: &Communicator,
-    data: Object<'_, '_>,
+    data: Data<'_, '_>,
     peer: u32,
 ) -> PyResult<Prepared> {
     check_rank(communicator, "peer", peer)?;
