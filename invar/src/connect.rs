@@ -1,7 +1,10 @@
 //! Connecting: a listener makes a handle, and whoever has the handle connects.
 
 use std::cell::Cell;
+use std::future::{Future, poll_fn};
 use std::net::SocketAddr;
+use std::pin::Pin;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use invar_core::conn::{self, Handle};
@@ -11,7 +14,7 @@ use invar_linux::interface::Interface;
 use crate::error::Kind;
 use crate::raw::{AnyRecv, AnySend, Attempt, Keeper, Listen};
 use crate::settings::EndSettings;
-use crate::wait::poll_within;
+use crate::wait::{Alarm, poll_within};
 use crate::{Device, Error, GpuSupport, RecvComm, SendComm, Settings};
 
 /// A listener for senders, on TCP. Its connections receive on one device.
@@ -56,7 +59,8 @@ impl Listener {
         let Some(attempt) = self.listen.accept()? else { return Ok(None) };
         let settings = self.settings.of_end();
         let (device, keeper) = (self.device.clone(), Keeper::of_namespace()?);
-        Ok(Some(Accepting { attempt, device, settings, keeper }))
+        let alarm = Alarm::default();
+        Ok(Some(Accepting { attempt, device, settings, keeper, alarm }))
     }
 
     /// Waits until a peer has called and is connected, at most `timeout`.
@@ -83,6 +87,29 @@ impl Listener {
         })
     }
 
+    /// Waits like [`Listener::accept_within`], on any executor and without a deadline.
+    ///
+    /// If the future is dropped, a peer that is just connecting is turned away, and others may come.
+    ///
+    /// # Errors
+    /// This host cannot accept. A peer that gives up on the way is no error.
+    pub async fn accept_async(&self) -> Result<RecvComm, Error> {
+        let (mut accepting, mut alarm) = (None::<Accepting>, Alarm::default());
+        poll_fn(|context| {
+            alarm.poll(context, || {
+                if accepting.is_none() {
+                    accepting = self.accept()?;
+                }
+                let polled = accepting.as_mut().map_or(Ok(None), Accepting::poll);
+                Ok(polled.unwrap_or_else(|_| {
+                    accepting = None;
+                    None
+                }))
+            })
+        })
+        .await
+    }
+
     fn no_peer(&self, within: Duration) -> Error {
         Kind::NoPeer { within, turned_away: self.turned_away() }.into()
     }
@@ -95,12 +122,15 @@ impl Listener {
 }
 
 /// A peer that has called and is not connected yet. Dropping this value turns the peer away.
+///
+/// The value is a future too, on any executor.
 #[must_use = "it goes on only when it is polled"]
 pub struct Accepting {
     attempt: Attempt<AnyRecv>,
     device: Device,
     settings: EndSettings,
     keeper: Keeper,
+    alarm: Alarm,
 }
 
 impl Accepting {
@@ -131,12 +161,15 @@ impl Accepting {
 }
 
 /// A connection to a listener that is not complete yet. Dropping this value gives the connection up.
+///
+/// The value is a future too, on any executor.
 #[must_use = "it goes on only when it is polled"]
 pub struct Connecting {
     attempt: Attempt<AnySend>,
     device: Device,
     settings: EndSettings,
     keeper: Keeper,
+    alarm: Alarm,
 }
 
 impl SendComm {
@@ -158,7 +191,8 @@ impl Connecting {
         settings.check(device.info())?;
         let attempt = device.adapter().connect(handle, conn_settings(device, settings))?;
         let (device, settings) = (device.clone(), settings.of_end());
-        Ok(Connecting { attempt, device, settings, keeper: Keeper::of_namespace()? })
+        let (keeper, alarm) = (Keeper::of_namespace()?, Alarm::default());
+        Ok(Connecting { attempt, device, settings, keeper, alarm })
     }
 
     /// Continues the handshake without waiting. Returns `None` until the connection is complete.
@@ -184,6 +218,30 @@ impl Connecting {
     pub fn wait(mut self) -> Result<SendComm, Error> {
         // The attempt has a deadline of its own.
         poll_within(|| self.poll(), |_| None)
+    }
+}
+
+impl Future for Accepting {
+    type Output = Result<RecvComm, Error>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let accepting = self.get_mut();
+        let mut alarm = std::mem::take(&mut accepting.alarm);
+        let polled = alarm.poll(context, || Accepting::poll(accepting));
+        accepting.alarm = alarm;
+        polled
+    }
+}
+
+impl Future for Connecting {
+    type Output = Result<SendComm, Error>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let connecting = self.get_mut();
+        let mut alarm = std::mem::take(&mut connecting.alarm);
+        let polled = alarm.poll(context, || Connecting::poll(connecting));
+        connecting.alarm = alarm;
+        polled
     }
 }
 

@@ -47,6 +47,11 @@
 //! # Ok::<(), invar::Error>(())
 //! ```
 //!
+//! # Futures
+//!
+//! Methods called `*_async` are futures, and so are [`Connecting`], [`Accepting`] and [`Pending`]. They run on any
+//! executor, and each says what happens if it is dropped.
+//!
 //! # Collectives
 //!
 //! A [`Communicator`] joins several ranks: it sums, gathers and scatters vectors, and sends messages
@@ -80,7 +85,7 @@
 //! # Examples
 //!
 //! The folder `examples` has programs that run on any host: `send_file`, `many_connections`,
-//! `all_reduce` and `gpu_memory`.
+//! `all_reduce` and `gpu_memory`, and on tokio `tokio_connections`, `file_server` and `cancel`.
 
 /// The programs of these pages run as tests.
 #[cfg(doctest)]
@@ -89,6 +94,8 @@ mod pages {
     mod tutorial {}
     #[doc = include_str!("../../docs/launchers.md")]
     mod launchers {}
+    #[doc = include_str!("../../docs/await.md")]
+    mod waiting {}
 }
 
 mod choice;

@@ -1,6 +1,7 @@
 //! The receiving end.
 
 use std::ops::{Deref, DerefMut, Range};
+use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use invar_core::error::{Ends, Error as CoreError};
@@ -12,7 +13,7 @@ use crate::raw::{self, FlushBuf, RECVS_MAX, RecvBuf, RecvEnd};
 use crate::request::{Of, UnderWay};
 use crate::settings::EndSettings;
 use crate::staged::Staged;
-use crate::wait::{Waiter, Waits, wait};
+use crate::wait::{Waiter, Waits, until, wait};
 use crate::{Device, Error, MemoryRegion, Request};
 
 /// The receiving end of a connection.
@@ -27,6 +28,8 @@ pub struct RecvComm {
     flushes: UnderWay<1>,
     staged: Staged,
     waiter: Waiter,
+    /// The requests of calls that gave up. Later calls end them.
+    abandoned: Vec<Request>,
     device: Device,
 }
 
@@ -64,7 +67,7 @@ impl RecvComm {
         let (receives, flushes) = (UnderWay::new(DEPTH_MAX), UnderWay::new(DEPTH_MAX));
         let (end, staged) = (ClosedOnDrop(Some(end)), Staged::new(settings.staging));
         let waiter = Waiter::new(settings.spin);
-        RecvComm { end, receives, flushes, staged, waiter, device }
+        RecvComm { end, receives, flushes, staged, waiter, abandoned: Vec::new(), device }
     }
 
     /// Posts a receive of 1 to 8 buffers, and tells the peer. A buffer is a region, a range of its
@@ -79,6 +82,9 @@ impl RecvComm {
         &mut self,
         bufs: &[(&MemoryRegion, Range<usize>, u32)],
     ) -> Result<Option<Request>, Error> {
+        if !self.abandoned.is_empty() {
+            self.end_abandoned();
+        }
         let mut row = [RecvBuf::default(); RECVS_MAX];
         if bufs.len() > row.len() {
             return Err(self.end.failed(CoreError::Argument("a receive takes 1 to 8 buffers")));
@@ -208,12 +214,23 @@ impl RecvComm {
         wait(self, "a receive", timeout, |comm| comm.test(request))
     }
 
+    /// Waits like [`RecvComm::wait`], on any executor and without a deadline.
+    ///
+    /// The future may be dropped at any time. The receive stays posted, and the request may be waited for
+    /// again.
+    ///
+    /// # Errors
+    /// See [`RecvComm::test`].
+    pub async fn wait_async(&mut self, request: &Request) -> Result<Received, Error> {
+        until(self, |comm| comm.test(request)).await
+    }
+
     /// Receives one message with `tag` into bytes `range` of `region`, and waits at most `timeout`.
     /// Returns the message's length in bytes.
     ///
     /// # Errors
-    /// A timeout, after which the receive may still be posted; or an error of [`RecvComm::irecv`] or
-    /// [`RecvComm::test`].
+    /// A timeout, after which the receive may still be posted and take a message; or an error of
+    /// [`RecvComm::irecv`] or [`RecvComm::test`].
     pub fn recv(
         &mut self,
         region: &MemoryRegion,
@@ -221,15 +238,49 @@ impl RecvComm {
         tag: u32,
         timeout: Duration,
     ) -> Result<usize, Error> {
-        let bufs = [(region, range, tag)];
-        let mut request = None;
-        let received = wait(self, "a receive", timeout, |comm| {
-            if request.is_none() {
-                request = comm.irecv(&bufs)?;
+        let mut call = RecvCall { comm: self, request: None };
+        wait(&mut call, "a receive", timeout, |call| call.poll(region, &range, tag))
+    }
+
+    /// Receives like [`RecvComm::recv`], on any executor and without a deadline.
+    ///
+    /// If the future is dropped, its receive stays posted and takes the next message with `tag`, which is
+    /// lost then. A program that may stop to wait calls [`RecvComm::irecv`] and
+    /// [`RecvComm::wait_async`] instead: no message is lost.
+    ///
+    /// # Errors
+    /// See [`RecvComm::irecv`] and [`RecvComm::test`].
+    pub async fn recv_async(
+        &mut self,
+        region: &MemoryRegion,
+        range: Range<usize>,
+        tag: u32,
+    ) -> Result<usize, Error> {
+        let mut call = RecvCall { comm: self, request: None };
+        until(&mut call, |call| call.poll(region, &range, tag)).await
+    }
+
+    /// Arms a descriptor for a program that has an event loop of its own. The descriptor becomes readable
+    /// when a request of this comm may be done, or when a call that returned `None` may succeed. Test once
+    /// more after this call, and wait only then. Every call returns the same descriptor, so an event loop can
+    /// keep its number or a duplicate.
+    ///
+    /// Returns `None` if the device has no descriptor that tells all this: an RDMA device, for example. Also
+    /// look every half second, because a descriptor does not tell of a peer that has gone.
+    pub fn arm(&mut self) -> Option<BorrowedFd<'_>> {
+        self.arm_waiter();
+        let interest = &self.waiter.interest;
+        interest.descriptor().filter(|_| !interest.is_blind())
+    }
+
+    /// Ends the requests that nobody waits for any more, if they are done.
+    #[cold]
+    fn end_abandoned(&mut self) {
+        for request in std::mem::take(&mut self.abandoned) {
+            if let Ok(None) = self.test(&request) {
+                self.abandoned.push(request);
             }
-            request.as_ref().map_or(Ok(None), |request| comm.test(request))
-        })?;
-        Ok(received.sizes().first().copied().unwrap_or(0))
+        }
     }
 
     /// The devices, addresses and queue pairs of both ends of the connection.
@@ -248,8 +299,48 @@ impl Waits for RecvComm {
         &mut self.waiter
     }
 
-    fn arm(&mut self) {
+    fn arm_waiter(&mut self) {
         self.waiter.arm(&self.staged, |interest| self.end.arm(interest));
+    }
+}
+
+/// A call that posts a receive and waits for it. If it gives up, the comm ends the request.
+struct RecvCall<'a> {
+    comm: &'a mut RecvComm,
+    request: Option<Request>,
+}
+
+impl RecvCall<'_> {
+    fn poll(
+        &mut self,
+        region: &MemoryRegion,
+        range: &Range<usize>,
+        tag: u32,
+    ) -> Result<Option<usize>, Error> {
+        if self.request.is_none() {
+            self.request = self.comm.irecv(&[(region, range.clone(), tag)])?;
+        }
+        let Some(request) = &self.request else { return Ok(None) };
+        let Some(received) = self.comm.test(request)? else { return Ok(None) };
+        self.request = None;
+        // A receive of one buffer has one size.
+        Ok(Some(received.sizes().first().copied().unwrap_or(0)))
+    }
+}
+
+impl Waits for RecvCall<'_> {
+    fn waiter(&mut self) -> &mut Waiter {
+        self.comm.waiter()
+    }
+
+    fn arm_waiter(&mut self) {
+        self.comm.arm_waiter();
+    }
+}
+
+impl Drop for RecvCall<'_> {
+    fn drop(&mut self) {
+        self.comm.abandoned.extend(self.request.take());
     }
 }
 

@@ -1,6 +1,7 @@
 //! The sending end.
 
 use std::ops::Range;
+use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use invar_core::comm::Request as CoreRequest;
@@ -10,7 +11,7 @@ use crate::raw::{SendBuf, SendEnd};
 use crate::request::{Of, UnderWay};
 use crate::settings::EndSettings;
 use crate::staged::Staged;
-use crate::wait::{Waiter, Waits, wait};
+use crate::wait::{Waiter, Waits, until, wait};
 use crate::{Device, Error, MemoryRegion, Request};
 
 /// The sending end of a connection. Dropping it closes the connection.
@@ -20,6 +21,8 @@ pub struct SendComm {
     under_way: UnderWay<1>,
     staged: Staged,
     waiter: Waiter,
+    /// The requests of calls that gave up. Later calls end them.
+    abandoned: Vec<Request>,
     device: Device,
 }
 
@@ -30,6 +33,7 @@ impl SendComm {
             under_way: UnderWay::new(CoreRequest::INDEX_END),
             staged: Staged::new(settings.staging),
             waiter: Waiter::new(settings.spin),
+            abandoned: Vec::new(),
             device,
         }
     }
@@ -57,6 +61,9 @@ impl SendComm {
         tag: u32,
     ) -> Result<Option<Request>, Error> {
         let (addr, len) = region.locate(&self.device, &range)?;
+        if !self.abandoned.is_empty() {
+            self.end_abandoned();
+        }
         self.staged.advance(&mut *self.end)?;
         if let Some(memory) = region.staged() {
             let number = self.staged.begin(&self.device, (region, memory), &range, tag)?;
@@ -108,12 +115,22 @@ impl SendComm {
         wait(self, "a send", timeout, |comm| comm.test(request))
     }
 
+    /// Waits like [`SendComm::wait`], on any executor and without a deadline.
+    ///
+    /// The future may be dropped at any time. The send goes on, and the request may be waited for again.
+    ///
+    /// # Errors
+    /// See [`SendComm::test`].
+    pub async fn wait_async(&mut self, request: &Request) -> Result<usize, Error> {
+        until(self, |comm| comm.test(request)).await
+    }
+
     /// Sends bytes `range` of `region`: waits for the peer's receive for `tag` and until the send is
     /// done, together at most `timeout`. Returns how many bytes it has sent.
     ///
     /// # Errors
-    /// A timeout, after which the send may still be under way; or an error of [`SendComm::isend`] or
-    /// [`SendComm::test`].
+    /// A timeout, after which the send may still be under way and takes the bytes that are there then; or an
+    /// error of [`SendComm::isend`] or [`SendComm::test`].
     pub fn send(
         &mut self,
         region: &MemoryRegion,
@@ -121,13 +138,48 @@ impl SendComm {
         tag: u32,
         timeout: Duration,
     ) -> Result<usize, Error> {
-        let mut request = None;
-        wait(self, "a send", timeout, |comm| {
-            if request.is_none() {
-                request = comm.isend(region, range.clone(), tag)?;
+        let mut call = SendCall { comm: self, request: None };
+        wait(&mut call, "a send", timeout, |call| call.poll(region, &range, tag))
+    }
+
+    /// Sends like [`SendComm::send`], on any executor and without a deadline.
+    ///
+    /// If the future is dropped, a send that has not started does not start. A send that has started goes on
+    /// with the bytes that are in the region: do not write them before the peer has the message.
+    ///
+    /// # Errors
+    /// See [`SendComm::isend`] and [`SendComm::test`].
+    pub async fn send_async(
+        &mut self,
+        region: &MemoryRegion,
+        range: Range<usize>,
+        tag: u32,
+    ) -> Result<usize, Error> {
+        let mut call = SendCall { comm: self, request: None };
+        until(&mut call, |call| call.poll(region, &range, tag)).await
+    }
+
+    /// Arms a descriptor for a program that has an event loop of its own. The descriptor becomes readable
+    /// when a request of this comm may be done, or when a call that returned `None` may succeed. Test once
+    /// more after this call, and wait only then. Every call returns the same descriptor, so an event loop can
+    /// keep its number or a duplicate.
+    ///
+    /// Returns `None` if the device has no descriptor that tells all this: an RDMA device, for example. Also
+    /// look every half second, because a descriptor does not tell of a peer that has gone.
+    pub fn arm(&mut self) -> Option<BorrowedFd<'_>> {
+        self.arm_waiter();
+        let interest = &self.waiter.interest;
+        interest.descriptor().filter(|_| !interest.is_blind())
+    }
+
+    /// Ends the requests that nobody waits for any more, if they are done.
+    #[cold]
+    fn end_abandoned(&mut self) {
+        for request in std::mem::take(&mut self.abandoned) {
+            if let Ok(None) = self.test(&request) {
+                self.abandoned.push(request);
             }
-            request.as_ref().map_or(Ok(None), |request| comm.test(request))
-        })
+        }
     }
 
     /// The devices, addresses and queue pairs of both ends of the connection.
@@ -146,7 +198,48 @@ impl Waits for SendComm {
         &mut self.waiter
     }
 
-    fn arm(&mut self) {
+    fn arm_waiter(&mut self) {
         self.waiter.arm(&self.staged, |interest| self.end.arm(interest));
+    }
+}
+
+/// A call that starts a send and waits for it. If it gives up, the comm ends the request.
+struct SendCall<'a> {
+    comm: &'a mut SendComm,
+    request: Option<Request>,
+}
+
+impl SendCall<'_> {
+    fn poll(
+        &mut self,
+        region: &MemoryRegion,
+        range: &Range<usize>,
+        tag: u32,
+    ) -> Result<Option<usize>, Error> {
+        if self.request.is_none() {
+            self.request = self.comm.isend(region, range.clone(), tag)?;
+        }
+        let Some(request) = &self.request else { return Ok(None) };
+        let sent = self.comm.test(request)?;
+        if sent.is_some() {
+            self.request = None;
+        }
+        Ok(sent)
+    }
+}
+
+impl Waits for SendCall<'_> {
+    fn waiter(&mut self) -> &mut Waiter {
+        self.comm.waiter()
+    }
+
+    fn arm_waiter(&mut self) {
+        self.comm.arm_waiter();
+    }
+}
+
+impl Drop for SendCall<'_> {
+    fn drop(&mut self) {
+        self.comm.abandoned.extend(self.request.take());
     }
 }

@@ -1,8 +1,11 @@
 //! Waiting: ask again for a short time, and then sleep until there is news.
 
+use std::future::poll_fn;
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use invar_linux::interest::Interest;
+use invar_linux::reactor::Seat;
 
 use crate::Error;
 use crate::error::Kind;
@@ -26,7 +29,9 @@ const BLIND: [Duration; 2] = [Duration::from_micros(20), Duration::from_millis(1
 #[derive(Debug)]
 pub(crate) struct Waiter {
     spin: Spin,
-    interest: Interest,
+    pub(crate) interest: Interest,
+    /// What wakes a task that waits.
+    alarm: Alarm,
 }
 
 /// An end that can wait.
@@ -34,13 +39,13 @@ pub(crate) trait Waits {
     fn waiter(&mut self) -> &mut Waiter;
 
     /// Arms what ends a wait.
-    fn arm(&mut self);
+    fn arm_waiter(&mut self);
 }
 
 impl Waiter {
     /// Creates the waits of an end, which spin for at most `spin`.
     pub(crate) fn new(spin: Duration) -> Self {
-        Waiter { spin: Spin::new(spin), interest: Interest::default() }
+        Waiter { spin: Spin::new(spin), interest: Interest::default(), alarm: Alarm::default() }
     }
 
     /// Arms the descriptors of an end by `arm`, for an end that may also wait for copies of a GPU.
@@ -55,6 +60,7 @@ impl Waiter {
 }
 
 /// The lengths of the sleeps of a wait.
+#[derive(Debug)]
 pub(crate) struct Sleeps {
     informed: Duration,
     blind: Duration,
@@ -105,7 +111,7 @@ pub(crate) fn wait<E: Waits, T>(
     }
     let mut sleeps = Sleeps::new();
     loop {
-        end.arm();
+        end.arm_waiter();
         if let Some(answer) = ask(end)? {
             return Ok(answer);
         }
@@ -124,6 +130,94 @@ pub(crate) fn wait<E: Waits, T>(
     }
 }
 
+/// What wakes a task that waits.
+#[derive(Debug, Default)]
+pub(crate) struct Alarm {
+    seat: Option<Seat>,
+    /// The sleeps of the wait that lasts now.
+    sleeps: Option<Sleeps>,
+    /// When the wait of an end without descriptors began.
+    since: Option<Instant>,
+}
+
+impl Alarm {
+    /// Lets the reactor wake the task when there is news.
+    fn set(&mut self, interest: &Interest, context: &Context<'_>) {
+        let within = self.sleeps.get_or_insert_with(Sleeps::new).next(interest.is_blind());
+        self.set_within(Some(interest), within, context);
+    }
+
+    fn set_within(&mut self, interest: Option<&Interest>, within: Duration, context: &Context<'_>) {
+        if self.seat.is_none() {
+            self.seat = Seat::take().ok();
+        }
+        match &self.seat {
+            Some(seat) => {
+                let descriptor = interest.and_then(Interest::descriptor);
+                seat.wake(descriptor, within, context.waker());
+            }
+            // The system has no thread for the reactor, so the task asks again and again.
+            None => context.waker().wake_by_ref(),
+        }
+    }
+
+    /// Ends a wait.
+    pub(crate) fn end(&mut self) {
+        if self.sleeps.take().is_some() | self.since.take().is_some()
+            && let Some(seat) = &self.seat
+        {
+            seat.forget();
+        }
+    }
+
+    /// Polls once for a task. The task is woken after an eighth of the time that it has waited, so the sleeps
+    /// delay the answer by no more than that.
+    pub(crate) fn poll<T>(
+        &mut self,
+        context: &Context<'_>,
+        poll: impl FnOnce() -> Result<Option<T>, Error>,
+    ) -> Poll<Result<T, Error>> {
+        if let Some(answer) = poll().transpose() {
+            self.end();
+            return Poll::Ready(answer);
+        }
+        let waited = self.since.get_or_insert_with(Instant::now).elapsed();
+        self.set_within(None, nap_after(waited), context);
+        Poll::Pending
+    }
+}
+
+/// A wait of a task. If the task drops it, the task is woken no more.
+struct Waiting<'a, E: Waits>(&'a mut E);
+
+impl<E: Waits> Drop for Waiting<'_, E> {
+    fn drop(&mut self) {
+        self.0.waiter().alarm.end();
+    }
+}
+
+/// Asks until there is an answer. The task sleeps between two questions.
+pub(crate) async fn until<E: Waits, T>(
+    end: &mut E,
+    mut ask: impl FnMut(&mut E) -> Result<Option<T>, Error>,
+) -> Result<T, Error> {
+    let waiting = &mut Waiting(end);
+    poll_fn(|context| {
+        let end = &mut *waiting.0;
+        if let Some(answer) = ask(end).transpose() {
+            return Poll::Ready(answer);
+        }
+        end.arm_waiter();
+        if let Some(answer) = ask(end).transpose() {
+            return Poll::Ready(answer);
+        }
+        let Waiter { interest, alarm, .. } = end.waiter();
+        alarm.set(interest, context);
+        Poll::Pending
+    })
+    .await
+}
+
 /// Polls until there is an answer or an error, for an end that is not connected yet. It sleeps for an eighth
 /// of the time that it has waited, so the sleeps delay the answer by no more than that.
 pub(crate) fn poll_within<T>(
@@ -139,6 +233,11 @@ pub(crate) fn poll_within<T>(
         if let Some(error) = late(waited) {
             return Err(error);
         }
-        std::thread::sleep((waited / 8).clamp(Duration::from_micros(50), SLEEP_FIRST));
+        std::thread::sleep(nap_after(waited));
     }
+}
+
+/// Returns how long to sleep after a wait of this length.
+fn nap_after(waited: Duration) -> Duration {
+    (waited / 8).clamp(Duration::from_micros(50), SLEEP_FIRST)
 }

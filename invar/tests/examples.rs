@@ -105,6 +105,35 @@ fn many_connections_serves_256_with_one_thread() {
 }
 
 #[test]
+fn tokio_connections_serves_a_thousand_tasks() {
+    let text = output(&mut example("tokio_connections", "soft"));
+    assert!(text.starts_with("1000 connections carried 10000 messages in "), "{text}");
+    let text = output(example("tokio_connections", "socket").arg("64"));
+    assert!(text.starts_with("64 connections carried 640 messages in "), "{text}");
+}
+
+#[test]
+fn file_server_gives_each_client_its_file() {
+    for transport in TRANSPORTS {
+        let all = [1, 2_500_000].map(|len| Files::new(&format!("server-{transport}-{len}"), len));
+        let mut command = example("file_server", transport);
+        let text = output(command.args(all.iter().map(|files| &files.file)));
+        for (files, len) in all.iter().zip([1, 2_500_000]) {
+            let line = format!("{}: {len} bytes, checksum ", files.file.display());
+            assert!(text.contains(&line), "{text}");
+        }
+    }
+}
+
+#[test]
+fn cancel_drops_waits_and_loses_no_message() {
+    for transport in TRANSPORTS {
+        let text = output(&mut example("cancel", transport));
+        assert_eq!(text, "5 messages with the sum 15, and the clock ticked: true\n");
+    }
+}
+
+#[test]
 fn all_reduce_sums_over_processes_that_share_memory_or_a_network() {
     let check = |command: &mut Command, transport: &str| {
         let text = output(command.arg("3"));

@@ -12,7 +12,7 @@
 //! - [`shm`]: memory that processes share
 //! - [`rendezvous`]: how ranks find each other
 //! - [`interface`]: network interfaces
-//! - [`interest`]: how a waiter sleeps until there is news
+//! - [`interest`]: how a waiter sleeps until there is news, and [`reactor`]: how a task is woken
 //! - [`biased`]: values that one thread uses all the time and another one now and then
 //! - [`ports`]: the ports that listeners take
 //! - [`processors`], [`random`], [`clock`], [`env`](mod@env): processors, random numbers, the clock and
@@ -32,6 +32,7 @@ pub mod processors;
 pub mod proxy;
 pub mod rails;
 pub mod random;
+pub mod reactor;
 pub mod recorder;
 pub mod rendezvous;
 pub mod scrape;

@@ -1,6 +1,9 @@
 //! Operations that proceed while their caller does something else, with memory of their own.
 
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 
 use invar_core::coll::{Operation, RedOp};
 
@@ -12,11 +15,14 @@ use crate::error::Kind;
 
 /// An operation in progress, with its memory. A worker thread runs the operation; `wait` runs it
 /// faster. If the `Pending` is dropped, the operation continues.
+///
+/// The value is a future too, on any executor, with the result of `wait`. The worker thread wakes the task.
 #[must_use = "the result comes out of `wait`"]
 pub struct Pending<T> {
     core: Arc<Core>,
     done: Arc<Done>,
-    buffers: Arc<Buffers<T>>,
+    /// The memory, until the result has come out.
+    buffers: Option<Arc<Buffers<T>>>,
 }
 
 /// The memory of an operation. `output` is empty if the operation is in place.
@@ -114,7 +120,7 @@ impl Communicator {
         // SAFETY: `typed` and `in_place` have checked the lengths. The queue keeps the memory, and nobody
         // accesses it until the operation is done.
         let done = unsafe { self.enqueue(vec![call], Some(kept), Mover::Worker) }?;
-        Ok(Pending { core: Arc::clone(&self.core), done, buffers })
+        Ok(Pending { core: Arc::clone(&self.core), done, buffers: Some(buffers) })
     }
 }
 
@@ -126,12 +132,33 @@ impl<T: Element> Pending<T> {
 
     /// Waits for the operation and returns its output. If the operation is in place or a send, returns
     /// the data.
-    pub fn wait(self) -> Result<Vec<T>, Error> {
-        let Pending { core, done, buffers } = self;
+    pub fn wait(mut self) -> Result<Vec<T>, Error> {
         // If another thread runs this operation, it is done when that thread unlocks the engine.
-        core.queue.drain(&mut core.workplace());
-        done.take().expect("all that was started is done")?;
+        self.core.queue.drain(&mut self.core.workplace());
+        let result = self.done.take().expect("all that was started is done");
+        self.take(result)
+    }
+
+    /// Takes the output of an operation that is done.
+    fn take(&mut self, result: Result<(), Error>) -> Result<Vec<T>, Error> {
+        let buffers = self.buffers.take().expect("the result comes out once");
+        result?;
         let buffers = Arc::into_inner(buffers).expect("who does it has let go of it");
         Ok(if buffers.output.is_empty() { buffers.input } else { buffers.output })
+    }
+}
+
+impl<T: Element> Future for Pending<T> {
+    type Output = Result<Vec<T>, Error>;
+
+    /// # Panics
+    /// Panics if the result has come out already.
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let pending = self.get_mut();
+        assert!(pending.buffers.is_some(), "the result has come out already");
+        match pending.done.take_or_wake(context.waker()) {
+            Some(result) => Poll::Ready(pending.take(result)),
+            None => Poll::Pending,
+        }
     }
 }

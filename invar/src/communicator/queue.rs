@@ -15,6 +15,7 @@ use std::any::Any;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -96,6 +97,8 @@ struct Outcome {
     result: Option<Result<(), Error>>,
     /// Number of threads that sleep until the operation is done.
     sleepers: usize,
+    /// The task to wake when the operation is done.
+    waker: Option<Waker>,
 }
 
 impl Drop for Running {
@@ -291,6 +294,18 @@ impl Done {
         self.outcome().result.take()
     }
 
+    /// Takes the result as [`take`](Self::take) does, or wakes the task when there is one.
+    pub(super) fn take_or_wake(&self, waker: &Waker) -> Option<Result<(), Error>> {
+        let mut outcome = self.outcome();
+        let result = outcome.result.take();
+        let waker = result.is_none().then(|| waker.clone());
+        let earlier = std::mem::replace(&mut outcome.waker, waker);
+        drop(outcome);
+        // A waker may run any code when it is dropped, so no lock is held.
+        drop(earlier);
+        result
+    }
+
     /// Sleeps until the operation is done, at most this long.
     pub(super) fn sleep(&self, time: Duration) {
         let mut outcome = self.outcome();
@@ -306,6 +321,10 @@ impl Done {
         if outcome.sleepers > 0 {
             self.news.notify_all();
         }
+        let waker = outcome.waker.take();
+        drop(outcome);
+        // A waker may run any code, so no lock is held.
+        waker.into_iter().for_each(Waker::wake);
     }
 
     fn outcome(&self) -> MutexGuard<'_, Outcome> {

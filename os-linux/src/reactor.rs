@@ -1,0 +1,302 @@
+//! The thread that wakes tasks: it waits for the descriptors of all connections that tasks wait for.
+//!
+//! A task takes a [`Seat`] and says what it waits for. The thread wakes the task when its descriptor is
+//! readable, or when its time is over. A process has one such thread, as long as there are seats.
+
+use std::collections::{BTreeSet, HashMap};
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::process;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::Waker;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+use rustix::event::{EventfdFlags, Timespec, eventfd};
+use rustix::io::Errno;
+
+/// The reactor of this process, while there are seats.
+static OF_PROCESS: Mutex<Weak<Running>> = Mutex::new(Weak::new());
+
+/// Number of descriptors that one call takes note of.
+const BATCH: usize = 64;
+/// The number of the descriptor that changes the thread's plan.
+const PLAN: u64 = 0;
+
+/// The place of one task.
+#[derive(Debug)]
+pub struct Seat {
+    running: Arc<Running>,
+    number: u64,
+}
+
+#[derive(Debug)]
+struct Running {
+    /// The process of the thread. A child of `fork` has none.
+    process: u32,
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    epoll: OwnedFd,
+    /// An event descriptor that ends the thread's sleep.
+    plan: OwnedFd,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    last: u64,
+    /// The tasks that wait.
+    waiting: HashMap<u64, Waiting>,
+    /// The same tasks in the order in which their times are over.
+    times: BTreeSet<(Instant, u64)>,
+    /// When the thread ends its sleep by itself, if it does.
+    sleeps_until: Option<Instant>,
+    is_over: bool,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    waker: Waker,
+    until: Instant,
+}
+
+impl Seat {
+    /// Takes a seat, and starts the thread if there is none.
+    ///
+    /// # Errors
+    /// The system has no room for a thread or a descriptor.
+    pub fn take() -> io::Result<Self> {
+        let mut of_process = OF_PROCESS.lock().unwrap_or_else(PoisonError::into_inner);
+        let running = of_process.upgrade();
+        let running = match running.filter(|running| running.process == process::id()) {
+            Some(running) => running,
+            None => {
+                let running = Arc::new(Running::start()?);
+                *of_process = Arc::downgrade(&running);
+                running
+            }
+        };
+        let mut state = running.shared.state();
+        state.last += 1;
+        let number = state.last;
+        drop(state);
+        Ok(Seat { running, number })
+    }
+
+    /// Wakes a task when the descriptor is readable, or after `within`. The task looks once more before it
+    /// waits only if the descriptor was armed before: a descriptor that is readable already wakes the task.
+    pub fn wake(&self, descriptor: Option<BorrowedFd<'_>>, within: Duration, waker: &Waker) {
+        let shared = &self.running.shared;
+        let mut within = within;
+        let mut state = shared.state();
+        let forgotten = state.forget(self.number);
+        if let Some(descriptor) = descriptor
+            && shared.watch(descriptor, self.number).is_err()
+        {
+            // No memory is left for the descriptor.
+            within = Duration::from_millis(1).min(within);
+        }
+        let until = Instant::now() + within;
+        state.waiting.insert(self.number, Waiting { waker: waker.clone(), until });
+        state.times.insert((until, self.number));
+        // The thread makes a new plan, so that others need not call it for the same time.
+        let is_first = state.sleeps_until.is_none_or(|planned| until < planned);
+        if is_first {
+            state.sleeps_until = Some(until);
+        }
+        drop(state);
+        if is_first {
+            shared.call();
+        }
+        // The waker runs code of its own when it is dropped, so no lock is held.
+        drop(forgotten);
+    }
+
+    /// Wakes the task no more.
+    pub fn forget(&self) {
+        // No lock is held when the waker is dropped.
+        let forgotten = self.running.shared.state().forget(self.number);
+        drop(forgotten);
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.forget();
+    }
+}
+
+impl State {
+    fn forget(&mut self, number: u64) -> Option<Waker> {
+        let Waiting { waker, until } = self.waiting.remove(&number)?;
+        self.times.remove(&(until, number));
+        Some(waker)
+    }
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets a descriptor that becomes readable wake the task with this number, once.
+    fn watch(&self, descriptor: BorrowedFd<'_>, number: u64) -> Result<(), Errno> {
+        let (data, flags) = (EventData::new_u64(number), EventFlags::IN | EventFlags::ONESHOT);
+        match epoll::modify(&self.epoll, descriptor, data, flags) {
+            Err(Errno::NOENT) => epoll::add(&self.epoll, descriptor, data, flags),
+            told => told,
+        }
+    }
+
+    /// Ends the thread's sleep.
+    fn call(&self) {
+        // The write fails only if the counter is full, and then the thread is called already.
+        let _ = rustix::io::write(&self.plan, &1_u64.to_ne_bytes());
+    }
+
+    /// The thread.
+    fn run(&self) {
+        let mut wakers: Vec<Waker> = Vec::new();
+        loop {
+            let now = Instant::now();
+            let mut state = self.state();
+            if state.is_over {
+                return;
+            }
+            while let Some((until, number)) = state.times.first().copied()
+                && until <= now
+            {
+                wakers.extend(state.forget(number));
+            }
+            state.sleeps_until = state.times.first().map(|(until, _)| *until);
+            let sleep = state.sleeps_until.map(|until| until.saturating_duration_since(now));
+            drop(state);
+            // No lock is held: a waker may run code that takes a seat.
+            wakers.drain(..).for_each(Waker::wake);
+            let mut events = [MaybeUninit::<Event>::uninit(); BATCH];
+            let sleep = sleep.map(|sleep| Timespec {
+                tv_sec: sleep.as_secs().try_into().unwrap_or(i64::MAX),
+                tv_nsec: sleep.subsec_nanos().into(),
+            });
+            // A signal ends the sleep early.
+            let Ok((events, _)) = epoll::wait(&self.epoll, &mut events, sleep.as_ref()) else {
+                continue;
+            };
+            for event in &*events {
+                match event.data.u64() {
+                    PLAN => drop(rustix::io::read(&self.plan, &mut [0; 8]).ok()),
+                    number => wakers.extend(self.state().forget(number)),
+                }
+            }
+            wakers.drain(..).for_each(Waker::wake);
+        }
+    }
+}
+
+impl Running {
+    fn start() -> io::Result<Self> {
+        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
+        let plan = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        epoll::add(&epoll, plan.as_fd(), EventData::new_u64(PLAN), EventFlags::IN)?;
+        let shared = Arc::new(Shared { epoll, plan, state: Mutex::default() });
+        let thread = thread::Builder::new().name("invar-reactor".to_owned()).spawn({
+            let shared = Arc::clone(&shared);
+            move || shared.run()
+        })?;
+        Ok(Running { process: process::id(), shared, thread: Some(thread) })
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.shared.state().is_over = true;
+        self.shared.call();
+        let thread = self.thread.take();
+        match thread {
+            // A waker that the thread drops may own the last seat, and a thread does not wait for itself.
+            Some(thread)
+                if self.process == process::id()
+                    && thread.thread().id() != thread::current().id() =>
+            {
+                drop(thread.join());
+            }
+            thread => std::mem::forget(thread),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::os::unix::net::UnixStream;
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::task::Wake;
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    struct Count(AtomicU32, thread::Thread);
+
+    impl Wake for Count {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            self.1.unpark();
+        }
+    }
+
+    fn counter() -> (Arc<Count>, Waker) {
+        let count = Arc::new(Count(AtomicU32::new(0), thread::current()));
+        (Arc::clone(&count), Waker::from(count))
+    }
+
+    fn await_count(count: &Count, wanted: u32) {
+        let start = Instant::now();
+        while count.0.load(Ordering::Relaxed) < wanted {
+            assert!(start.elapsed() < LONG, "nobody woke the task");
+            thread::park_timeout(LONG);
+        }
+    }
+
+    #[test]
+    fn a_readable_descriptor_wakes_its_task_once() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let (seat, (count, waker)) = (Seat::take().unwrap(), counter());
+        for round in 1..=3 {
+            seat.wake(Some(ours.as_fd()), 10 * LONG, &waker);
+            theirs.write_all(&[1]).unwrap();
+            await_count(&count, round);
+        }
+        assert_eq!(count.0.load(Ordering::Relaxed), 3);
+    }
+
+    #[test]
+    fn a_task_is_woken_when_its_time_is_over_whatever_others_wait_for() {
+        let (other, (_, late)) = (Seat::take().unwrap(), counter());
+        other.wake(None, 10 * LONG, &late);
+        let (seat, (count, waker)) = (Seat::take().unwrap(), counter());
+        let start = Instant::now();
+        seat.wake(None, Duration::from_millis(20), &waker);
+        await_count(&count, 1);
+        assert!(start.elapsed() >= Duration::from_millis(20));
+    }
+
+    #[test]
+    fn a_task_that_is_forgotten_is_not_woken_and_not_kept() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let (seat, (count, waker)) = (Seat::take().unwrap(), counter());
+        seat.wake(Some(ours.as_fd()), Duration::from_millis(10), &waker);
+        seat.forget();
+        drop(waker);
+        assert_eq!(Arc::strong_count(&count), 1);
+        theirs.write_all(&[1]).unwrap();
+        thread::sleep(Duration::from_millis(30));
+        assert_eq!(count.0.load(Ordering::Relaxed), 0);
+    }
+}
