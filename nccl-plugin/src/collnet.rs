@@ -17,7 +17,7 @@ mod staging;
 mod window;
 
 pub(crate) use entry::{
-    dereg_mr, iallgather, iallreduce, iallreduce_int, iflush, ireducescatter, reduce_support,
-    reg_mr, reg_mr_dma_buf, reg_mr_int, test,
+    dereg_mr, iallgather, iallreduce, iflush, ireducescatter, reduce_support, reg_mr,
+    reg_mr_dma_buf, test,
 };
 pub(crate) use setup::{abandon, close_coll, close_listen, connect, listen, listen_v11};

@@ -48,6 +48,16 @@ pub(crate) fn misused(why: impl fmt::Display) -> Failed {
     Failed(Code::INTERNAL_ERROR)
 }
 
+/// Returns the number of bytes or elements of a call. NCCL passes an `int` in older versions of the interface,
+/// and a `size_t` in newer ones. `of` names the call and the unit, as in `("regMr", "bytes")`.
+pub(crate) fn length<Size>(of: (&str, &str), size: Size) -> Result<usize, Failed>
+where
+    Size: TryInto<usize> + fmt::Display + Copy,
+{
+    let (function, unit) = of;
+    size.try_into().map_err(|_| misused(format_args!("{function} of {size} {unit}")))
+}
+
 /// A required pointer is null: logs its name.
 #[cold]
 #[inline(never)]

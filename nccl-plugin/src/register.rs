@@ -1,6 +1,7 @@
 //! Registered memory.
 
 use std::ffi::{c_int, c_void};
+use std::fmt::Display;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 
@@ -10,34 +11,24 @@ use crate::abi::{Code, PTR_CUDA, PTR_HOST};
 use crate::comm::Comm;
 use crate::handles;
 use crate::mhandle;
-use crate::outcome::{Failed, Outcome, call, failed, misused, null};
+use crate::outcome::{Failed, Outcome, call, failed, length, misused, null};
 
-/// `regMr` before v8.
-pub(crate) unsafe extern "C" fn reg_mr_int(
+/// `regMr`. The size is an `int` before v8.
+pub(crate) unsafe extern "C" fn reg_mr<Size>(
     comm: *mut c_void,
     data: *mut c_void,
-    size: c_int,
+    size: Size,
     kind: c_int,
     mhandle: *mut *mut c_void,
-) -> Code {
+) -> Code
+where
+    Size: TryInto<usize> + Display + Copy,
+{
     call(|| {
-        let size =
-            usize::try_from(size).map_err(|_| misused(format_args!("regMr of {size} bytes")))?;
+        let size = length(("regMr", "bytes"), size)?;
         // SAFETY: The caller upholds this function's safety contract.
         unsafe { register(comm, data, size, kind, None, mhandle) }
     })
-}
-
-/// `regMr` since v8.
-pub(crate) unsafe extern "C" fn reg_mr(
-    comm: *mut c_void,
-    data: *mut c_void,
-    size: usize,
-    kind: c_int,
-    mhandle: *mut *mut c_void,
-) -> Code {
-    // SAFETY: The caller upholds this function's safety contract.
-    call(|| unsafe { register(comm, data, size, kind, None, mhandle) })
 }
 
 /// `regMrDmaBuf`.

@@ -19,7 +19,7 @@ use crate::host::{
 };
 use crate::lifetime::{close_recv, close_send};
 use crate::properties::{get_properties, get_properties_of_collnet};
-use crate::register::{dereg_mr, reg_mr, reg_mr_dma_buf, reg_mr_int};
+use crate::register::{dereg_mr, reg_mr, reg_mr_dma_buf};
 use crate::virtual_device::make_v_device;
 
 /// Name of the network, as `NCCL_NET` selects it.
@@ -28,7 +28,7 @@ const NAME: *const c_char = c"Invar".as_ptr();
 macro_rules! table {
     (
         $symbol:ident: $version:ident, $init:ident, $listen:ident, $connect:ident, $accept:ident,
-        $reg_mr:ident, $isend:ident, $irecv:ident, $tail:expr
+        $isend:ident, $irecv:ident, $tail:expr
     ) => {
         /// The plugin's functions for this version of the interface.
         #[unsafe(no_mangle)]
@@ -40,7 +40,7 @@ macro_rules! table {
             listen: $listen,
             connect: $connect,
             accept: $accept,
-            reg_mr: $reg_mr,
+            reg_mr,
             reg_mr_dma_buf,
             dereg_mr,
             isend: $isend,
@@ -62,24 +62,23 @@ const fn tail_v11<const DEVS_MAX: usize>() -> TailV11<DEVS_MAX> {
 }
 
 table!(ncclNetPlugin_v6: V6,
-    init, listen, connect_v6, accept_v6, reg_mr_int, isend_int, irecv_int, ());
+    init, listen, connect_v6, accept_v6, isend_int, irecv_int, ());
 table!(ncclNetPlugin_v7: V7,
-    init, listen, connect, accept, reg_mr_int, isend_int, irecv_int, [None; 2]);
+    init, listen, connect, accept, isend_int, irecv_int, [None; 2]);
 table!(ncclNetPlugin_v8: V8,
-    init, listen, connect, accept, reg_mr, isend_int, irecv_int, [None; 2]);
+    init, listen, connect, accept, isend_int, irecv_int, [None; 2]);
 table!(ncclNetPlugin_v9: V9,
-    init, listen, connect, accept, reg_mr, isend, irecv, TAIL_V9);
+    init, listen, connect, accept, isend, irecv, TAIL_V9);
 table!(ncclNetPlugin_v10: V10,
-    init_v10, listen, connect_v10, accept, reg_mr, isend_v10, irecv_v10, TAIL_V9);
+    init_v10, listen, connect_v10, accept, isend_v10, irecv_v10, TAIL_V9);
 table!(ncclNetPlugin_v11: V11,
-    init_v11, listen_v11, connect_v11, accept, reg_mr, isend_v10, irecv_v10, tail_v11());
+    init_v11, listen_v11, connect_v11, accept, isend_v10, irecv_v10, tail_v11());
 table!(ncclNetPlugin_v12: V12,
-    init_v11, listen_v11, connect_v11, accept, reg_mr, isend_v10, irecv_v10, tail_v11());
+    init_v11, listen_v11, connect_v11, accept, isend_v10, irecv_v10, tail_v11());
 
 macro_rules! collnet_table {
     (
-        $symbol:ident: $version:ident, $init:ident, $listen:ident, $reg_mr:ident, $iallreduce:ident,
-        $blocks:expr, $tail:expr
+        $symbol:ident: $version:ident, $init:ident, $listen:ident, $blocks:expr, $tail:expr
     ) => {
         /// The functions of collNet for this version of the interface.
         #[unsafe(no_mangle)]
@@ -91,10 +90,10 @@ macro_rules! collnet_table {
             listen: collnet::$listen,
             connect: collnet::connect,
             reduce_support: collnet::reduce_support,
-            reg_mr: collnet::$reg_mr,
+            reg_mr: collnet::reg_mr,
             reg_mr_dma_buf: collnet::reg_mr_dma_buf,
             dereg_mr: collnet::dereg_mr,
-            iallreduce: collnet::$iallreduce,
+            iallreduce: collnet::iallreduce,
             blocks: $blocks,
             iflush: collnet::iflush,
             test: collnet::test,
@@ -111,17 +110,10 @@ const BLOCKS_V9: Blocks<SgeV9> =
     Blocks { iallgather: collnet::iallgather, ireducescatter: collnet::ireducescatter };
 const FINAL_TAIL: FinalTail = FinalTail { absent: None, finalize };
 
-collnet_table!(ncclCollNetPlugin_v6: V6,
-    init_collnet, listen, reg_mr_int, iallreduce_int, (), ());
-collnet_table!(ncclCollNetPlugin_v7: V7,
-    init_collnet, listen, reg_mr_int, iallreduce_int, (), ());
-collnet_table!(ncclCollNetPlugin_v8: V8,
-    init_collnet, listen, reg_mr, iallreduce_int, BLOCKS_V8, ());
-collnet_table!(ncclCollNetPlugin_v9: V9,
-    init_collnet, listen, reg_mr, iallreduce, BLOCKS_V9, None);
-collnet_table!(ncclCollNetPlugin_v10: V10,
-    init_collnet, listen, reg_mr, iallreduce, BLOCKS_V9, None);
-collnet_table!(ncclCollNetPlugin_v11: V11,
-    init_collnet_v11, listen_v11, reg_mr, iallreduce, BLOCKS_V9, FINAL_TAIL);
-collnet_table!(ncclCollNetPlugin_v12: V12,
-    init_collnet_v11, listen_v11, reg_mr, iallreduce, BLOCKS_V9, FINAL_TAIL);
+collnet_table!(ncclCollNetPlugin_v6: V6, init_collnet, listen, (), ());
+collnet_table!(ncclCollNetPlugin_v7: V7, init_collnet, listen, (), ());
+collnet_table!(ncclCollNetPlugin_v8: V8, init_collnet, listen, BLOCKS_V8, ());
+collnet_table!(ncclCollNetPlugin_v9: V9, init_collnet, listen, BLOCKS_V9, None);
+collnet_table!(ncclCollNetPlugin_v10: V10, init_collnet, listen, BLOCKS_V9, None);
+collnet_table!(ncclCollNetPlugin_v11: V11, init_collnet_v11, listen_v11, BLOCKS_V9, FINAL_TAIL);
+collnet_table!(ncclCollNetPlugin_v12: V12, init_collnet_v11, listen_v11, BLOCKS_V9, FINAL_TAIL);

@@ -1,6 +1,7 @@
 //! The calls of collNet's function table on a collective comm.
 
 use std::ffi::{c_int, c_void};
+use std::fmt::Display;
 use std::ptr;
 use std::slice;
 
@@ -11,7 +12,7 @@ use super::comm::{self, CollComm};
 use super::memory::{self, MemoryRange};
 use super::window::{Elements, Window};
 use crate::abi::{Code, PTR_CUDA, Sge};
-use crate::outcome::{Failed, Outcome, call, misused, null};
+use crate::outcome::{Failed, Outcome, call, length, misused, null};
 use crate::registry::Number;
 
 /// `reduceSupport`: whether processors reduce this type. NCCL does not use collNet for other types.
@@ -50,32 +51,22 @@ fn reduction(function: &str, data_type: c_int, redop: c_int) -> Result<(DataType
     })
 }
 
-/// `regMr` before v8.
-pub(crate) unsafe extern "C" fn reg_mr_int(
+/// `regMr`. The size is an `int` before v8.
+pub(crate) unsafe extern "C" fn reg_mr<Size>(
     comm: *mut c_void,
     data: *mut c_void,
-    size: c_int,
+    size: Size,
     kind: c_int,
     mhandle: *mut *mut c_void,
-) -> Code {
+) -> Code
+where
+    Size: TryInto<usize> + Display + Copy,
+{
     call(|| {
-        let size =
-            usize::try_from(size).map_err(|_| misused(format_args!("regMr of {size} bytes")))?;
+        let size = length(("regMr", "bytes"), size)?;
         // SAFETY: The caller upholds this function's safety contract.
         unsafe { register(comm, data, size, kind, mhandle) }
     })
-}
-
-/// `regMr` since v8.
-pub(crate) unsafe extern "C" fn reg_mr(
-    comm: *mut c_void,
-    data: *mut c_void,
-    size: usize,
-    kind: c_int,
-    mhandle: *mut *mut c_void,
-) -> Code {
-    // SAFETY: The caller upholds this function's safety contract.
-    call(|| unsafe { register(comm, data, size, kind, mhandle) })
 }
 
 /// `regMrDmaBuf`. The driver copies GPU memory by its address, so the plugin does not use the DMA-BUF.
@@ -129,40 +120,23 @@ pub(crate) unsafe extern "C" fn dereg_mr(comm: *mut c_void, mhandle: *mut c_void
     })
 }
 
-/// `iallreduce` before v9.
-pub(crate) unsafe extern "C" fn iallreduce_int(
+/// `iallreduce`. The number of elements is an `int` before v9.
+pub(crate) unsafe extern "C" fn iallreduce<Size>(
     comm: *mut c_void,
     input: *mut c_void,
     output: *mut c_void,
-    count: c_int,
+    count: Size,
     data_type: c_int,
     redop: c_int,
     input_mr: *mut c_void,
     output_mr: *mut c_void,
     request: *mut *mut c_void,
-) -> Code {
-    let Ok(count) = usize::try_from(count) else {
-        return call(|| Err(misused(format_args!("iallreduce of {count} elements"))));
-    };
-    // SAFETY: The caller upholds this function's safety contract.
-    unsafe {
-        iallreduce(comm, input, output, count, data_type, redop, input_mr, output_mr, request)
-    }
-}
-
-/// `iallreduce` since v9.
-pub(crate) unsafe extern "C" fn iallreduce(
-    comm: *mut c_void,
-    input: *mut c_void,
-    output: *mut c_void,
-    count: usize,
-    data_type: c_int,
-    redop: c_int,
-    input_mr: *mut c_void,
-    output_mr: *mut c_void,
-    request: *mut *mut c_void,
-) -> Code {
+) -> Code
+where
+    Size: TryInto<usize> + Display + Copy,
+{
     call(|| {
+        let count = length(("iallreduce", "elements"), count)?;
         // SAFETY: The caller upholds NCCL's contract of a collective.
         let start = unsafe { Start::new("iallreduce", comm, request) }?;
         let (data_type, redop) = reduction(start.function, data_type, redop)?;
