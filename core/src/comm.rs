@@ -8,6 +8,7 @@
 
 mod arm;
 mod base;
+mod both;
 mod closing;
 mod control;
 mod fast;

@@ -20,7 +20,7 @@ use crate::error::{CompletionError, Ends, Error, Report, Suspicion};
 use crate::metrics::EndNumbers;
 use crate::nic::{Nic, NicError, PollError, Refusal, Refused, SendWr, Verb, Wc, WcStatus};
 use crate::request::{Progress, RequestRing};
-use crate::stall::{self, Counts, Role, Wait};
+use crate::stall::{self, Counts, Role};
 
 /// The largest number of completions taken in one poll.
 const POLL_BATCH: usize = 32;
@@ -151,11 +151,6 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         self.line.end();
         self.ends.notices = self.verbs.nic.notices();
         self.ends.stall = self.stalls.verdict();
-    }
-
-    /// Notes a call of the program, which a host does now and then; see [`Watch::is_armed`].
-    pub(super) fn called(&mut self, wait: Wait, now_ns: u64) {
-        self.stalls.called(wait, now_ns);
     }
 
     /// The numbers for operators.

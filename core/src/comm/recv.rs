@@ -18,12 +18,11 @@ use super::fast::Fast;
 use super::flush::Flushes;
 use super::post::{only_qp, qps_of};
 use super::rails::RailWork;
-use super::recovery::RecoveryStage;
 use super::route::{Arrivals, Receiving};
 use super::sizes::{Sizes, sizes_offset};
 use super::{Flush, FlushBuf, Request};
 use crate::conn::{Parts, Stream, Verbs, Wire, is_ready};
-use crate::error::{Ends, Error, Report};
+use crate::error::Error;
 use crate::fifo::{LEN_MAX, RECVS_MAX, ROW_BYTES, Row, SLOT_BYTES};
 use crate::nic::{Memory, Nic, NumSge, RecvWr, SendFlags, SendList, SendWr, Sge};
 use crate::request::{ROWS, RequestRing};
@@ -259,38 +258,6 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         self.base.poll_for(request)
     }
 
-    /// Checks that the peer still has its end open, and continues a recovery; see
-    /// [`SendComm::check_peer`](super::SendComm::check_peer).
-    ///
-    /// # Errors
-    /// [`Error::PeerClosed`] if the peer has closed. Requests that are complete can still be tested.
-    pub fn check_peer(&mut self, now_ns: u64) -> Result<(), Error> {
-        let checked = self.base.check_peer(now_ns).and_then(|()| {
-            self.watch(now_ns);
-            self.base.look_after_rails(now_ns);
-            self.recover(now_ns)
-        });
-        if checked.is_ok() {
-            self.look_for_stall(now_ns);
-        }
-        checked.map_err(|failed| {
-            // No peer is left that could send.
-            self.base.reqs.cut_short();
-            self.base.error(failed)
-        })
-    }
-
-    /// The number of times that the queue pairs have been replaced.
-    pub fn attempts(&self) -> u32 {
-        self.base.recovery.attempt()
-    }
-
-    /// The stage of a recovery, if new queue pairs are being made. Then call
-    /// [`RecvComm::check_peer`] often.
-    pub fn recovery_stage(&self) -> Option<RecoveryStage> {
-        (self.base.gate == Gate::Recovering).then(|| self.base.recovery.stage())
-    }
-
     /// Closes the comm and tells the peer which messages have arrived (not on the wire of NCCL 2.14).
     /// Poll the returned [`Closing`] until the announced slots have arrived at the peer. Dropping a
     /// comm does none of this.
@@ -323,21 +290,6 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
     /// The number of receives posted.
     pub fn rows_posted(&self) -> u64 {
         self.idx - 1
-    }
-
-    /// The addresses and queue pairs of both ends.
-    pub fn ends(&self) -> &Ends {
-        &self.base.ends
-    }
-
-    /// The numbers of the comm's queue pairs, in the order in which both ends use them.
-    pub fn qpns(&self) -> impl Iterator<Item = u32> {
-        self.base.verbs.qps().map(|qp| self.base.verbs.nic.qp_num(qp))
-    }
-
-    /// Joins an error of this comm with a description of both ends.
-    pub fn report(&self, error: Error) -> Report<'_> {
-        self.base.report(error)
     }
 }
 

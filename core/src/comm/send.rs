@@ -14,13 +14,12 @@ use super::base::{Base, Failed, Gate, Settled};
 use super::fast::Fast;
 use super::group::Group;
 use super::post::{Target, only_qp, post_single, qps_of, with_imm};
-use super::recovery::RecoveryStage;
 use super::route::{Sending, Sent};
 use super::row_keys;
 use super::send_buf::SendBuf;
 use crate::conn::stage::Stage;
 use crate::conn::{Parts, Stream, start_with_acceptor};
-use crate::error::{Ends, Error, Report};
+use crate::error::Error;
 use crate::fifo::{LEN_MAX, RECVS_MAX, Room, Row, SlotWords};
 use crate::mutant::{Mutant, is_planted};
 use crate::nic::{Memory, Nic, NumSge, Refused, SendList, SendWr, Sge};
@@ -143,44 +142,6 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         self.base.poll_for(request)
     }
 
-    /// Checks that the peer still has its end open, and continues a recovery. An idle comm does not
-    /// notice a closed peer by itself. On a host this check costs a system call, so call it only from time
-    /// to time. `now_ns` is the time of any clock that never goes back.
-    ///
-    /// # Errors
-    /// [`Error::PeerClosed`] if the peer has closed. Requests that are complete can still be tested.
-    pub fn check_peer(&mut self, now_ns: u64) -> Result<(), Error> {
-        let checked = self.base.check_peer(now_ns).and_then(|()| {
-            self.watch(now_ns);
-            self.base.look_after_rails(now_ns);
-            self.recover(now_ns)
-        });
-        if checked.is_ok() {
-            self.look_for_stall(now_ns);
-        }
-        checked.map_err(|failed| {
-            self.heed_notice();
-            self.base.error(failed)
-        })
-    }
-
-    /// Whether the host is to note the program's next call with [`SendComm::called`].
-    #[inline(always)]
-    pub fn notes_call(&self) -> bool {
-        self.base.stalls.is_armed()
-    }
-
-    /// The number of times that the queue pairs have been replaced.
-    pub fn attempts(&self) -> u32 {
-        self.base.recovery.attempt()
-    }
-
-    /// The stage of a recovery, if new queue pairs are being made. Then call
-    /// [`SendComm::check_peer`] often.
-    pub fn recovery_stage(&self) -> Option<RecoveryStage> {
-        (self.base.gate == Gate::Recovering).then(|| self.base.recovery.stage())
-    }
-
     /// The number of sends that have started and were not yet tested as done.
     pub fn outstanding(&self) -> usize {
         self.base.reqs.live()
@@ -189,21 +150,6 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
     /// The number of the peer's receives that this comm has matched.
     pub fn rows_sent(&self) -> u64 {
         self.idx - 1
-    }
-
-    /// The addresses and queue pairs of both ends.
-    pub fn ends(&self) -> &Ends {
-        &self.base.ends
-    }
-
-    /// The numbers of the comm's queue pairs, in the order in which both ends use them.
-    pub fn qpns(&self) -> impl Iterator<Item = u32> {
-        self.base.verbs.qps().map(|qp| self.base.verbs.nic.qp_num(qp))
-    }
-
-    /// Joins an error of this comm with a description of both ends.
-    pub fn report(&self, error: Error) -> Report<'_> {
-        self.base.report(error)
     }
 
     /// The slow path of [`SendComm::test`].

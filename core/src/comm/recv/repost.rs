@@ -16,7 +16,7 @@ use crate::nic::{Nic, RecvWr};
 impl<N: Nic, S: Stream> RecvComm<N, S> {
     /// Continues a recovery; see [`recovery`](crate::comm::recovery).
     #[cold]
-    pub(super) fn recover(&mut self, now_ns: u64) -> Result<(), Failed> {
+    pub(in crate::comm) fn recover(&mut self, now_ns: u64) -> Result<(), Failed> {
         while self.base.gate == Gate::Recovering {
             let (posted, depth) = (self.rows_posted(), self.depth as u64);
             match self.base.recover(now_ns, posted, depth)? {
@@ -30,7 +30,7 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
 
     /// Answers the peer's question about its rows, and looks whether the peer has this end's slots.
     #[cold]
-    pub(super) fn watch(&mut self, now_ns: u64) {
+    pub(in crate::comm) fn watch(&mut self, now_ns: u64) {
         if self.base.gate == Gate::Failed {
             return;
         }

@@ -10,6 +10,11 @@ use crate::nic::{Memory, Nic, SendFlags};
 use crate::request::ROWS;
 
 impl<N: Nic, S: Stream> RecvComm<N, S> {
+    /// Settles the receives under way, since no peer is left that could send.
+    pub(in crate::comm) fn peer_gone(&mut self) {
+        self.base.reqs.cut_short();
+    }
+
     /// The slow path of [`RecvComm::test`]: returns whether a receive or flush is done.
     #[inline(never)]
     pub(super) fn test_slow(&mut self, token: u32) -> Result<bool, Failed> {

@@ -8,6 +8,11 @@ use crate::error::Error;
 use crate::nic::Nic;
 
 impl<N: Nic, S: Stream> SendComm<N, S> {
+    /// Settles the sends under way, since the connection has ended.
+    pub(in crate::comm) fn peer_gone(&mut self) {
+        self.heed_notice();
+    }
+
     /// Finishes the sends that have arrived according to the peer's close notice, even if the NIC has
     /// not completed them. Cuts the other sends short. Returns whether there was a new notice.
     pub(super) fn heed_notice(&mut self) -> bool {

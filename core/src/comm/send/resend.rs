@@ -18,7 +18,7 @@ use crate::request::Entry;
 impl<N: Nic, S: Stream> SendComm<N, S> {
     /// Continues a recovery; see [`recovery`](crate::comm::recovery).
     #[cold]
-    pub(super) fn recover(&mut self, now_ns: u64) -> Result<(), Failed> {
+    pub(in crate::comm) fn recover(&mut self, now_ns: u64) -> Result<(), Failed> {
         while self.base.gate == Gate::Recovering {
             match self.base.recover(now_ns, self.rows_sent(), self.depth())? {
                 Recovering::Waiting => return Ok(()),
@@ -68,7 +68,7 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
 
     /// Answers the peer's question about its slots, and looks at the progress of this end's rows.
     #[cold]
-    pub(super) fn watch(&mut self, now_ns: u64) {
+    pub(in crate::comm) fn watch(&mut self, now_ns: u64) {
         if self.base.gate == Gate::Failed {
             return;
         }

@@ -4,9 +4,8 @@ use super::SendComm;
 use crate::comm::base::Gate;
 use crate::conn::Stream;
 use crate::fifo::RECVS_MAX;
-use crate::metrics::EndNumbers;
 use crate::nic::Nic;
-use crate::stall::{Counts, EndView, Verdict, Wait};
+use crate::stall::{Counts, Wait};
 
 impl<N: Nic, S: Stream> SendComm<N, S> {
     /// Notes a call of the program, for [`stall`](crate::stall). `wait` is the call that could do nothing.
@@ -15,32 +14,11 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         let row = self.base.stalls.sampler().row();
         let is_done = row.is_some_and(|row| !self.is_awaiting(row));
         self.base.stalls.sample(begun, wait, is_done, now_ns);
-        self.base.called(wait, now_ns);
+        self.base.stalls.called(wait, now_ns);
     }
 
-    /// The end's view, if the flight recorder keeps it.
-    pub fn recorded_view(&self, now_ns: u64) -> Option<EndView> {
-        let stalls = &self.base.stalls;
-        stalls.is_recorded().then(|| stalls.view(now_ns))
-    }
-
-    /// The numbers for operators; see [`metrics`](crate::metrics).
-    pub fn numbers(&self) -> EndNumbers {
-        self.base.numbers()
-    }
-
-    /// Why the connection stands still, if it does and the user was told.
-    pub fn verdict(&self) -> Option<Verdict> {
-        self.base.stalls.verdict()
-    }
-
-    /// Looks whether the connection stands still.
-    pub(super) fn look_for_stall(&mut self, now_ns: u64) {
-        let counts = self.counts();
-        self.base.look_for_stall(counts, now_ns);
-    }
-
-    fn counts(&mut self) -> Counts {
+    /// How far the sends are.
+    pub(in crate::comm) fn counts(&mut self) -> Counts {
         let begun = self.rows_sent();
         let lacking = self.group.lacking();
         let (seen, seen_tag) = match (self.row(), self.slot()) {

@@ -1,0 +1,87 @@
+//! The functions that both comms have, and that differ only in the type.
+
+use super::base::Gate;
+use super::recovery::RecoveryStage;
+use super::{RecvComm, SendComm};
+use crate::conn::Stream;
+use crate::error::{Ends, Error, Report};
+use crate::metrics::EndNumbers;
+use crate::nic::Nic;
+use crate::stall::{EndView, Verdict};
+
+macro_rules! both {
+    ($($comm:ident)*) => {$(
+        impl<N: Nic, S: Stream> $comm<N, S> {
+            /// Checks that the peer still has its end open, and continues a recovery. An idle comm does not
+            /// notice a closed peer by itself. On a host this check costs a system call, so call it only from
+            /// time to time. `now_ns` is the time of any clock that never goes back.
+            ///
+            /// # Errors
+            /// [`Error::PeerClosed`] if the peer has closed. Requests that are complete can still be tested.
+            pub fn check_peer(&mut self, now_ns: u64) -> Result<(), Error> {
+                let checked = self.base.check_peer(now_ns).and_then(|()| {
+                    self.watch(now_ns);
+                    self.base.look_after_rails(now_ns);
+                    self.recover(now_ns)
+                });
+                if checked.is_ok() {
+                    let counts = self.counts();
+                    self.base.look_for_stall(counts, now_ns);
+                }
+                checked.map_err(|failed| {
+                    self.peer_gone();
+                    self.base.error(failed)
+                })
+            }
+
+            /// Whether the host is to note the program's next call with `called`.
+            #[inline(always)]
+            pub fn notes_call(&self) -> bool {
+                self.base.stalls.is_armed()
+            }
+
+            /// The end's view, if the flight recorder keeps it.
+            pub fn recorded_view(&self, now_ns: u64) -> Option<EndView> {
+                let stalls = &self.base.stalls;
+                stalls.is_recorded().then(|| stalls.view(now_ns))
+            }
+
+            /// The numbers for operators; see [`metrics`](crate::metrics).
+            pub fn numbers(&self) -> EndNumbers {
+                self.base.numbers()
+            }
+
+            /// Why the connection stands still, if it does and the user was told.
+            pub fn verdict(&self) -> Option<Verdict> {
+                self.base.stalls.verdict()
+            }
+
+            /// The number of times that the queue pairs have been replaced.
+            pub fn attempts(&self) -> u32 {
+                self.base.recovery.attempt()
+            }
+
+            /// The stage of a recovery, if new queue pairs are being made. Then call `check_peer` often.
+            pub fn recovery_stage(&self) -> Option<RecoveryStage> {
+                (self.base.gate == Gate::Recovering).then(|| self.base.recovery.stage())
+            }
+
+            /// The addresses and queue pairs of both ends.
+            pub fn ends(&self) -> &Ends {
+                &self.base.ends
+            }
+
+            /// The numbers of the comm's queue pairs, in the order in which both ends use them.
+            pub fn qpns(&self) -> impl Iterator<Item = u32> {
+                self.base.verbs.qps().map(|qp| self.base.verbs.nic.qp_num(qp))
+            }
+
+            /// Joins an error of this comm with a description of both ends.
+            pub fn report(&self, error: Error) -> Report<'_> {
+                self.base.report(error)
+            }
+        }
+    )*};
+}
+
+both!(SendComm RecvComm);
