@@ -161,7 +161,7 @@ fn tests_of_perftest_end_well_between_two_processes() {
     if !is_installed("ib_send_bw", "perftest") {
         return;
     }
-    let cases: [(&str, &[&str]); 14] = [
+    let cases: [(&str, &[&str]); 15] = [
         ("ib_send_bw", &["-n", "200", "-s", "5000"]),
         ("ib_write_bw", &["-n", "200", "-q", "4"]),
         ("ib_read_bw", &["-n", "200", "-e"]),
@@ -175,6 +175,8 @@ fn tests_of_perftest_end_well_between_two_processes() {
         ("ib_send_lat", &["-n", "100", "-c", "UD", "-s", "1000"]),
         ("ib_write_bw", &["-n", "100", "-c", "UC"]),
         ("ib_send_lat", &["-n", "100", "-c", "UC"]),
+        // As many receives as messages.
+        ("ib_send_bw", &["-n", "5000", "-s", "100", "-c", "UC"]),
         ("ib_read_lat", &["-n", "100"]),
     ];
     for (program, arguments) in cases {

@@ -21,6 +21,9 @@ pub use super::lists::SGES_MAX;
 
 /// Maximum number of work requests on either queue.
 pub const WORK_REQUESTS_MAX: u32 = 2048;
+/// Maximum number of receives of a queue pair that has at most 512 sends. Unreliable services need long
+/// receive queues, because a datagram without a receive is lost.
+const RECEIVES_MAX: usize = 8192;
 /// Maximum bytes of inline data.
 pub const INLINE_BYTES_MAX: u32 = 1024;
 
@@ -30,6 +33,7 @@ pub const INLINE_BYTES_MAX: u32 = 1024;
 enum Engine {
     Small(Box<Qp<128, 64>>),
     Medium(Box<Qp<512, 256>>),
+    Receiving(Box<Qp<512, RECEIVES_MAX>>),
     Large(Box<Qp<{ WORK_REQUESTS_MAX as usize }, { WORK_REQUESTS_MAX as usize }>>),
 }
 
@@ -39,6 +43,7 @@ macro_rules! engine {
         match $engine {
             Engine::Small($qp) => $call,
             Engine::Medium($qp) => $call,
+            Engine::Receiving($qp) => $call,
             Engine::Large($qp) => $call,
         }
     };
@@ -130,6 +135,7 @@ impl QueuePair {
         let (engine, sends, recvs) = match (cap.max_send_wr, cap.max_recv_wr) {
             (0..=128, 0..=64) => (Engine::Small(boxed(qpn, config)?), 128, 64),
             (0..=512, 0..=256) => (Engine::Medium(boxed(qpn, config)?), 512, 256),
+            (0..=512, 2049..) => (Engine::Receiving(boxed(qpn, config)?), 512, RECEIVES_MAX),
             _ => {
                 let most = WORK_REQUESTS_MAX as usize;
                 (Engine::Large(boxed(qpn, config)?), most, most)
@@ -361,5 +367,21 @@ impl QueuePair {
     #[inline]
     pub(super) fn deadline_ns(&self) -> u64 {
         engine!(&self.engine, qp => qp.deadline_ns()).unwrap_or(u64::MAX)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_queue_pair_with_few_sends_may_have_many_receives() {
+        let is_made = |max_send_wr, max_recv_wr| {
+            let cap = QpCap { max_send_wr, max_recv_wr, ..QpCap::default() };
+            let local = "127.0.0.1:4791".parse().expect("an address");
+            QueuePair::new(1, &QpConfig::new(0, 0, cap), local, (0, 4791)).is_ok()
+        };
+        assert!(is_made(512, 8192) && is_made(2048, 2048));
+        assert!(!is_made(512, 8193) && !is_made(513, 2049) && !is_made(2049, 1));
     }
 }
