@@ -26,7 +26,6 @@ mod row_keys;
 mod send;
 mod send_buf;
 mod sizes;
-mod watch;
 mod work;
 
 pub use closing::Closing;

@@ -14,13 +14,12 @@ use super::line::Line;
 use super::rails::Rails;
 use super::recovery::Recovery;
 use super::route::Route;
-use super::watch::{Rows, Verdict, Watch, patience_ns};
 use crate::conn::{CommSettings, Exchange, Parts, Stream, StreamError, Verbs, rail_of};
 use crate::error::{CompletionError, Ends, Error, Report, Suspicion};
 use crate::metrics::EndNumbers;
 use crate::nic::{Nic, NicError, PollError, Refusal, Refused, SendWr, Verb, Wc, WcStatus};
 use crate::request::{Progress, RequestRing};
-use crate::stall::{self, Counts, Role};
+use crate::stall::{self, Counts, PathRows, PathVerdict, PathWatch, Role, patience_ns};
 
 /// The largest number of completions taken in one poll.
 const POLL_BATCH: usize = 32;
@@ -76,7 +75,8 @@ pub(super) struct Base<N: Nic, S, R, T, const REQS: usize> {
     /// The number of rows that have arrived, if the peer has closed and said so.
     pub(super) rows_done: Option<u64>,
     pub(super) recovery: Recovery,
-    pub(super) watch: Watch,
+    /// Suspects queue pairs that carry nothing.
+    pub(super) path: PathWatch,
     /// Finds out why the connection stands still.
     pub(super) stalls: stall::Watch,
     /// The number of reports about the port that were heeded.
@@ -114,7 +114,7 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
             line,
             rows_done: None,
             recovery: Recovery::new(peer_port.is_some()),
-            watch: Watch::default(),
+            path: PathWatch::default(),
             port_changes,
             stalls,
             rails,
@@ -388,17 +388,17 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
 
     /// Asks the peer about rows that make no progress, or suspects the queue pairs. `seen_counts` says whether
     /// rows that the peer has seen await nothing more.
-    pub(super) fn watch(&mut self, now_ns: u64, rows: Rows, seen_counts: bool) {
+    pub(super) fn look_at_path(&mut self, now_ns: u64, rows: PathRows, seen_counts: bool) {
         let CommSettings { suspect_after_ns, .. } = self.verbs.settings;
         let is_open = matches!(self.gate, Gate::Open | Gate::Group);
         if !is_open || !self.recovery.is_agreed() || suspect_after_ns == 0 {
             return;
         }
         let patience_ns = patience_ns(suspect_after_ns, rows.bytes, self.verbs.port.speed_mbps);
-        match self.watch.look(now_ns, rows, seen_counts, patience_ns) {
-            Verdict::Fine => {}
-            Verdict::Ask => _ = self.line.send(&Control::Ask { rows: rows.said }),
-            Verdict::Suspect => self.suspect(Suspicion::Silence),
+        match self.path.look(now_ns, rows, seen_counts, patience_ns) {
+            PathVerdict::Fine => {}
+            PathVerdict::Ask => _ = self.line.send(&Control::Ask { rows: rows.said }),
+            PathVerdict::Suspect => self.suspect(Suspicion::Silence),
         }
     }
 

@@ -20,7 +20,7 @@ macro_rules! both {
             /// [`Error::PeerClosed`] if the peer has closed. Requests that are complete can still be tested.
             pub fn check_peer(&mut self, now_ns: u64) -> Result<(), Error> {
                 let checked = self.base.check_peer(now_ns).and_then(|()| {
-                    self.watch(now_ns);
+                    self.look_at_path(now_ns);
                     self.base.look_after_rails(now_ns);
                     self.recover(now_ns)
                 });

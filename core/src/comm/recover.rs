@@ -46,8 +46,8 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         } else {
             info!("{}: {why}; new queue pairs will be made", self.ends);
         }
-        let Self { recovery, gate, resume, watch, .. } = self;
-        watch.restart();
+        let Self { recovery, gate, resume, path, .. } = self;
+        path.restart();
         (recovery.stage, recovery.is_new, recovery.cause) = (RecoveryStage::Suspected, true, why);
         *resume = core::mem::replace(gate, Gate::Recovering);
     }
@@ -276,7 +276,7 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
     /// [`Error::PeerClosed`] after a close notice or at the end of the stream, [`Error::PeerFailed`], or
     /// another error for any other bytes.
     pub(super) fn hear(&mut self) -> Result<(), Error> {
-        let Self { line, recovery, rails, watch, stalls, verbs, rows_done, .. } = self;
+        let Self { line, recovery, rails, path, stalls, verbs, rows_done, .. } = self;
         while let Some(message) = line.recv(verbs.qp_count())? {
             match message {
                 Control::Report(report) => recovery.heard(report)?,
@@ -286,8 +286,8 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
                 Control::RailsReport(_) => return Err(Error::Unexpected),
                 Control::RailsUp { rails: up } => rails.peer_up(up),
                 Control::Ready { attempt } => recovery.heard_ready(attempt)?,
-                Control::Ask { rows } => watch.question = Some(rows),
-                Control::Seen { rows } => watch.heard(rows),
+                Control::Ask { rows } => path.owes_answer = Some(rows),
+                Control::Seen { rows } => path.heard(rows),
                 Control::Failed => return Err(Error::PeerFailed),
                 Control::View { view, asks } => stalls.heard(view, asks),
                 Control::Close { rows_done: rows } => {

@@ -63,10 +63,12 @@ pub struct Watch {
     /// The first ask since the peer's last view, and the time of the next one.
     asked_ns: Option<u64>,
     next_ask_ns: u64,
-    owes_view: bool,
+    /// Whether the peer has asked for this end's view.
+    owes_answer: bool,
     /// Whether the peer has had a view, so that it knows this end's process.
     is_introduced: bool,
-    theirs: Option<(EndView, u64)>,
+    /// The peer's view that came last, and the time of the look before it.
+    answer: Option<(EndView, u64)>,
     /// The duration at which to warn next.
     warn_at_ns: u64,
     verdict: Option<Verdict>,
@@ -92,9 +94,9 @@ impl Watch {
             is_armed: false,
             asked_ns: None,
             next_ask_ns: 0,
-            owes_view: false,
+            owes_answer: false,
             is_introduced: settings.after_ns == 0,
-            theirs: None,
+            answer: None,
             warn_at_ns: settings.after_ns,
             verdict: None,
             stalls: 0,
@@ -182,9 +184,9 @@ impl Watch {
 
     /// Takes the peer's view. `asks` says whether the peer wants this end's view.
     pub fn heard(&mut self, view: EndView, asks: bool) {
-        self.theirs = Some((view, self.looked_ns));
+        self.answer = Some((view, self.looked_ns));
         self.asked_ns = None;
-        self.owes_view |= asks;
+        self.owes_answer |= asks;
     }
 
     /// Returns the view to send now, if there is one, and whether it asks for the peer's view.
@@ -199,7 +201,7 @@ impl Watch {
             self.next_ask_ns = now_ns + self.ask_every_ns();
             self.asked_ns.get_or_insert(now_ns);
         }
-        let owes = core::mem::take(&mut self.owes_view) || !self.is_introduced;
+        let owes = core::mem::take(&mut self.owes_answer) || !self.is_introduced;
         self.is_introduced = true;
         (asks || owes).then(|| (self.view(now_ns), asks))
     }
@@ -235,7 +237,7 @@ impl Watch {
         if self.settings.after_ns == 0 {
             return None;
         }
-        let theirs = self.theirs.filter(|(_, heard_ns)| {
+        let theirs = self.answer.filter(|(_, heard_ns)| {
             now_ns.saturating_sub(*heard_ns) <= 2 * self.ask_every_ns() + self.silent_after_ns()
         });
         let their_still_ns = match theirs {
@@ -255,7 +257,7 @@ impl Watch {
             (false, ..) => Contact::None,
             (_, Some((view, _)), None) => Contact::View(view),
             (_, _, Some(asked_ns)) if is_silent(asked_ns) => Contact::Silent {
-                process: self.theirs.map_or(Process::default(), |(view, _)| view.process),
+                process: self.answer.map_or(Process::default(), |(view, _)| view.process),
                 host_answers: host_answers(),
             },
             (_, Some((view, _)), _) => Contact::View(view),

@@ -7,11 +7,11 @@ use crate::comm::base::{Base, Failed, Gate};
 use crate::comm::control::Control;
 use crate::comm::post::{only_qp, qps_of};
 use crate::comm::recover::Recovering;
-use crate::comm::watch::Rows;
 use crate::conn::Stream;
 use crate::error::Error;
 use crate::mutant::{Mutant, is_planted};
 use crate::nic::{Nic, RecvWr};
+use crate::stall::PathRows;
 
 impl<N: Nic, S: Stream> RecvComm<N, S> {
     /// Continues a recovery; see [`recovery`](crate::comm::recovery).
@@ -30,20 +30,20 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
 
     /// Answers the peer's question about its rows, and looks whether the peer has this end's slots.
     #[cold]
-    pub(in crate::comm) fn watch(&mut self, now_ns: u64) {
+    pub(in crate::comm) fn look_at_path(&mut self, now_ns: u64) {
         if self.base.gate == Gate::Failed {
             return;
         }
         let (said, depth) = (self.rows_posted(), self.depth as u64);
-        let Base { reqs, route, watch, .. } = &mut self.base;
+        let Base { reqs, route, path, .. } = &mut self.base;
         // Most looks find an end at rest.
-        let first = watch.done.max(said.saturating_sub(depth));
+        let first = path.done.max(said.saturating_sub(depth));
         let over = route.rows_arrived(reqs, first..said, depth);
-        watch.done = over;
-        if let Some(asked) = self.base.watch.question.take() {
+        path.done = over;
+        if let Some(asked) = self.base.path.owes_answer.take() {
             self.base.line.send(&Control::Seen { rows: over.min(asked) });
         }
-        self.base.watch(now_ns, Rows { said, over, bytes: 0 }, true);
+        self.base.look_at_path(now_ns, PathRows { said, over, bytes: 0 }, true);
     }
 
     /// Posts the receives of all rows that have not arrived. The peer has sent `rows_sent` rows.

@@ -7,13 +7,13 @@ use crate::comm::control::{Control, RowSet};
 use crate::comm::group::Group;
 use crate::comm::post::{only_qp, post_parts, post_single, qps_of, with_imm};
 use crate::comm::recover::Recovering;
-use crate::comm::watch::Rows;
 use crate::conn::Stream;
 use crate::error::Error;
 use crate::fifo::{RECVS_MAX, Room, Row};
 use crate::mutant::{Mutant, is_planted};
 use crate::nic::{Memory, Nic, SendWr, Sge};
 use crate::request::Entry;
+use crate::stall::PathRows;
 
 impl<N: Nic, S: Stream> SendComm<N, S> {
     /// Continues a recovery; see [`recovery`](crate::comm::recovery).
@@ -68,28 +68,28 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
 
     /// Answers the peer's question about its slots, and looks at the progress of this end's rows.
     #[cold]
-    pub(in crate::comm) fn watch(&mut self, now_ns: u64) {
+    pub(in crate::comm) fn look_at_path(&mut self, now_ns: u64) {
         if self.base.gate == Gate::Failed {
             return;
         }
-        if let Some(asked) = self.base.watch.question.take() {
+        if let Some(asked) = self.base.path.owes_answer.take() {
             let rows = self.slots_seen(asked);
             self.base.line.send(&Control::Seen { rows });
         }
         let (depth, said) = (self.depth(), self.rows_sent());
         let rows = if self.group.is_complete() { depth } else { depth - 1 };
-        let Self { base: Base { reqs, watch, .. }, .. } = self;
+        let Self { base: Base { reqs, path, .. }, .. } = self;
         // Most looks find an end at rest.
-        let mut rows = watch.done.max(said.saturating_sub(rows))..said;
+        let mut rows = path.done.max(said.saturating_sub(rows))..said;
         let entries = |row: u64| (row % depth) as u32 * RECVS_MAX as u32;
         let over = rows.find(|row| reqs.row(entries(*row)).iter().any(Entry::is_awaiting));
         let over = over.unwrap_or(said);
-        watch.done = over;
+        path.done = over;
         let bytes = match over < said {
             true => reqs.row(entries(over)).iter().map(|entry| u64::from(entry.value.0.len)).sum(),
             false => 0,
         };
-        self.base.watch(now_ns, Rows { said, over, bytes }, false);
+        self.base.look_at_path(now_ns, PathRows { said, over, bytes }, false);
     }
 
     /// The number of the peer's rows whose slots have come, of the first `asked` ones.
