@@ -111,26 +111,12 @@ fn of_record(
 #[cfg(test)]
 mod tests {
     use invar_core::recorder::Header;
-    use invar_core::stall::{EndView, Process, Wait};
+    use invar_core::stall::{EndView, Process};
 
     use super::*;
 
     fn view(is_waiting: bool, begun: u64) -> EndView {
-        EndView {
-            process: Process::new(7, "a"),
-            is_waiting,
-            moves_in_calls: false,
-            is_recovering: false,
-            begun,
-            done: 0,
-            seen: 0,
-            seen_tag: 0,
-            lacking: 0,
-            untested: 0,
-            still_ms: 0,
-            call_ms: 0,
-            wait: Wait::None,
-        }
+        EndView { process: Process::new(7, "a"), is_waiting, begun, ..EndView::default() }
     }
 
     /// A process whose clock began at `unix_offset_ns`.

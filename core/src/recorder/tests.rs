@@ -3,24 +3,9 @@ extern crate std;
 use proptest::prelude::*;
 
 use super::*;
-use crate::stall::Wait;
 
 fn view(begun: u64, done: u64) -> EndView {
-    EndView {
-        process: Process::new(7, "a"),
-        is_waiting: false,
-        moves_in_calls: false,
-        is_recovering: false,
-        begun,
-        done,
-        seen: 0,
-        seen_tag: 0,
-        lacking: 0,
-        untested: 0,
-        still_ms: 0,
-        call_ms: 0,
-        wait: Wait::None,
-    }
+    EndView { process: Process::new(7, "a"), begun, done, ..EndView::default() }
 }
 
 fn record() -> Record {

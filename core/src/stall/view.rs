@@ -48,8 +48,8 @@ pub enum Wait {
     Recv,
 }
 
-/// What an end knows about its direction of a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What an end knows about its direction of a connection. The default is an end at which nothing has begun.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EndView {
     /// The process of the end.
     pub process: Process,

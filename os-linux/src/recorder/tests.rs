@@ -1,6 +1,6 @@
 use std::os::unix::fs::{PermissionsExt, symlink};
 
-use invar_core::stall::{EndView, Role, Wait};
+use invar_core::stall::{EndView, Role};
 
 use super::*;
 
@@ -23,21 +23,7 @@ impl Drop for Dir {
 }
 
 fn record(begun: u64) -> Record {
-    let view = EndView {
-        process: Process::new(7, "a"),
-        is_waiting: false,
-        moves_in_calls: false,
-        is_recovering: false,
-        begun,
-        done: 0,
-        seen: 0,
-        seen_tag: 0,
-        lacking: 0,
-        untested: 0,
-        still_ms: 0,
-        call_ms: 0,
-        wait: Wait::None,
-    };
+    let view = EndView { process: Process::new(7, "a"), begun, ..EndView::default() };
     Record::new(Role::Receiver, 3, "ends", view, begun)
 }
 

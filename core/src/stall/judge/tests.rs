@@ -9,18 +9,11 @@ use super::*;
 fn ends() -> [EndView; 2] {
     let view = EndView {
         process: Process::new(11, "a"),
-        is_waiting: false,
-        moves_in_calls: false,
-        is_recovering: false,
         begun: 4,
         done: 4,
         seen: 4,
         seen_tag: 7,
-        lacking: 0,
-        untested: 0,
-        still_ms: 0,
-        call_ms: 0,
-        wait: Wait::None,
+        ..EndView::default()
     };
     [view, EndView { process: Process::new(22, "b"), ..view }]
 }

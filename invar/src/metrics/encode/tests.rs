@@ -4,7 +4,7 @@ use std::fs;
 use invar_core::metrics::EndNumbers;
 use invar_core::nic::NicCounters;
 use invar_core::recorder::Header;
-use invar_core::stall::{EndView, Process, Wait};
+use invar_core::stall::{EndView, Process};
 
 use super::*;
 
@@ -12,17 +12,11 @@ fn record(role: Role, peer: &str) -> Record {
     let view = EndView {
         process: Process::new(7, "a"),
         is_waiting: true,
-        moves_in_calls: false,
-        is_recovering: false,
         begun: 9,
         done: 7,
-        seen: 0,
-        seen_tag: 0,
-        lacking: 0,
         untested: 2,
         still_ms: 1500,
-        call_ms: 0,
-        wait: Wait::None,
+        ..EndView::default()
     };
     let mut record = Record::new(role, 1, "both ends", view, 5);
     record.name("soft0", peer);
