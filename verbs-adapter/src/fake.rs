@@ -3,7 +3,7 @@
 //!
 //! The null libibverbs (`tests/null-verbs`) is another thing: a device that works, behind the loader. It
 //! refuses what hardware refuses, and a process has one. This one accepts any call, and each test makes it
-//! refuse calls, lack functions and raise events. Its functions have this crate's private types.
+//! refuse calls, lack functions and raise events. It fills this crate's private table of functions.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::fs::File;
