@@ -15,6 +15,7 @@ use invar_verbs::sys::{ibv_context, verbs_context};
 use crate::errno;
 use crate::events::{EventQueue, Raised};
 use crate::object::{self, Kind, Object};
+use crate::port_watch::PortWatch;
 
 versions! {
     "IBVERBS_1.1":
@@ -54,6 +55,8 @@ pub(crate) struct Context {
     pub(crate) device: &'static Device,
     pub(crate) nic: SoftNic,
     pub(crate) events: Arc<EventQueue<Raised>>,
+    /// Tells the events of the port, where the kernel lets this process hear of them.
+    pub(crate) _port: Option<PortWatch>,
 }
 
 // SAFETY: the program's pointer names `context`, at the end of `base`, which is the first field.
@@ -142,7 +145,7 @@ impl Device {
 }
 
 /// Runs `start` with all signals blocked: a thread that it starts never runs the program's handlers.
-fn without_signals<R>(start: impl FnOnce() -> R) -> R {
+pub(crate) fn without_signals<R>(start: impl FnOnce() -> R) -> R {
     // SAFETY: the sets are valid places for both calls, which change the signals of this thread alone.
     unsafe {
         let (mut all, mut before) = (mem::zeroed(), mem::zeroed());

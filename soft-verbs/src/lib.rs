@@ -12,6 +12,7 @@
 //!   shared_receive.rs  shared receive queues        work_requests.rs  what all posts share
 //!   address.rs       address handles               batch.rs, builder.rs  sends built by functions
 //!   turn.rs          state between calls           reader.rs    completions read by functions
+//!   port_watch.rs    events of ports
 //!   refused.rs       what is not supported         provider.rs  what drivers of rdma-core import
 //! invar_linux::soft  SoftNic, one for each device and process
 //! ```
@@ -37,6 +38,7 @@ mod memory;
 mod names;
 mod object;
 mod open;
+mod port_watch;
 mod post;
 mod provider;
 mod query;

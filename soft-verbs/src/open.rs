@@ -11,6 +11,7 @@ use invar_verbs::sys::{VERBS_ABI_IS_EXTENDED, ibv_async_event, ibv_context, verb
 use crate::device::{self, Context};
 use crate::events::EventQueue;
 use crate::object;
+use crate::port_watch::PortWatch;
 use crate::{builder, completion, errno, post, query, reader, shared_receive};
 
 versions! {
@@ -28,7 +29,9 @@ extern "C" fn ibv_open_device(of: *mut ibv_device) -> *mut ibv_context {
         Err(error) => return errno::null(error.raw_os_error().unwrap_or(libc::EADDRINUSE)),
     };
     let base = operations(of, events.fd());
-    object::give(Context { base, device: opened, nic, events: Arc::new(events) })
+    let events = Arc::new(events);
+    let port = PortWatch::start(nic.clone(), Arc::clone(&events)).ok();
+    object::give(Context { base, device: opened, nic, events, _port: port })
 }
 
 fn operations(of: *mut ibv_device, async_fd: RawFd) -> verbs_context {

@@ -1,11 +1,15 @@
 //! Programs that are not ours run on the library, and a C program that checks what they rely on.
 
 use std::fs;
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::mpsc::channel;
+use std::thread;
+use std::time::Duration;
 
+use invar_testkit::namespaces::Hosts;
 use invar_testkit::shell;
 use invar_testkit::wait::watch;
 
@@ -183,6 +187,29 @@ fn tests_of_perftest_end_well_between_two_processes() {
         for (ok, text) in both_ends(program, &["-x", "0"], arguments) {
             assert!(ok, "{program} {arguments:?}: {text}");
         }
+    }
+}
+
+#[test]
+fn a_program_learns_that_its_port_goes_down_and_comes_back() {
+    let Some(hosts) = Hosts::or_skip(1500) else { return };
+    if !is_installed("ibv_asyncwatch", "ibverbs-utils") {
+        return;
+    }
+    // The program's lines come at once, and not when its buffer is full.
+    let mut command = hosts.program(0, "env");
+    command.arg(format!("LD_PRELOAD={}", library().display())).args(["stdbuf", "-oL"]);
+    command.args(["ibv_asyncwatch", "-d", "soft0"]).stdin(Stdio::null()).stdout(Stdio::piped());
+    let mut run = Run::start(command);
+    let lines = BufReader::new(run.0.stdout.take().unwrap()).lines();
+    let (line, heard) = channel();
+    thread::spawn(move || lines.map_while(Result::ok).try_for_each(|text| line.send(text)));
+    let next = || heard.recv_timeout(Duration::from_secs(60)).expect("a line of ibv_asyncwatch");
+    assert!(next().contains("async event FD"));
+    for (change, event) in [("down", "PORT_ERR"), ("up", "PORT_ACTIVE")] {
+        hosts.ip(1, &format!("link set v0 {change}")).unwrap();
+        let text = next();
+        assert!(text.contains(event) && text.contains("port 1"), "{text}");
     }
 }
 
