@@ -12,8 +12,8 @@ use rustix::io::{Errno, write};
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, bind, recv, socket_with};
 
-use crate::device::without_signals;
 use crate::events::{EventQueue, Raised};
+use crate::signals::without_signals;
 
 /// `RTMGRP_LINK`, `RTMGRP_IPV4_IFADDR` and `RTMGRP_IPV6_IFADDR` of `linux/rtnetlink.h`.
 const CHANGES: u32 = 0x1 | 0x10 | 0x100;
