@@ -6,6 +6,7 @@
 use std::cell::UnsafeCell;
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
@@ -30,6 +31,8 @@ pub struct Biased<T> {
     bias: Bias,
     /// The mutex. It holds whether the value has gone.
     slow: Mutex<bool>,
+    /// Whether the owner has taken the mutex since the last visit.
+    is_called: AtomicBool,
 }
 
 // SAFETY: A reference to the value exists only while its holder is inside by `bias`, or holds `slow` while
@@ -54,7 +57,8 @@ impl<T> Biased<T> {
     pub fn new(value: T) -> Self {
         let bias = Bias::default();
         bias.set_slow(!*HAS_BARRIER);
-        Biased { bias, slow: Mutex::new(false), value: UnsafeCell::new(value) }
+        let (slow, is_called) = (Mutex::new(false), AtomicBool::new(false));
+        Biased { bias, slow, is_called, value: UnsafeCell::new(value) }
     }
 }
 
@@ -74,7 +78,15 @@ impl<T> Biased<T> {
     /// # Safety
     /// The caller makes the promises of [`Biased::enter`].
     pub unsafe fn lock(&self) -> Locked<'_, T> {
-        Locked { biased: self, gone: self.slow.lock().unwrap_or_else(PoisonError::into_inner) }
+        let gone = self.slow.lock().unwrap_or_else(PoisonError::into_inner);
+        self.is_called.store(true, Ordering::Relaxed);
+        Locked { biased: self, gone }
+    }
+
+    /// For visitors: whether the owner has taken the mutex since the last visit. After [`Locked::set_slow`]
+    /// every call takes the mutex.
+    pub fn is_called(&self) -> bool {
+        self.is_called.load(Ordering::Relaxed)
     }
 
     /// Calls a function with the value. Returns `None` if the value has gone, or if the owner stays
@@ -84,6 +96,7 @@ impl<T> Biased<T> {
         if *gone {
             return None;
         }
+        self.is_called.store(false, Ordering::Relaxed);
         let mut visited = Visited(Locked { biased: self, gone });
         self.bias.request();
         self.await_owner().then(|| visit(&mut visited.0))
@@ -245,7 +258,7 @@ impl<T> DerefMut for Locked<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::sync::atomic::AtomicU64;
 
     /// A value that shows if two threads change it at once.
     #[derive(Default)]
@@ -299,8 +312,9 @@ mod tests {
         let may_be_fast = *HAS_BARRIER;
         let visitor = owner.shared();
         visitor.visit(|value| value.set_slow(true)).expect("a value");
-        assert!(owner.enter().is_none());
+        assert!(owner.enter().is_none() && !visitor.is_called());
         owner.lock().set_slow(false);
+        assert!(visitor.is_called());
         assert_eq!(owner.enter().is_some(), may_be_fast);
     }
 

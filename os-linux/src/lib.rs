@@ -12,7 +12,8 @@
 //! - [`shm`]: memory that processes share
 //! - [`rendezvous`]: how ranks find each other
 //! - [`interface`]: network interfaces
-//! - [`interest`]: how a waiter sleeps until there is news, and [`reactor`]: how a task is woken
+//! - [`interest`]: how a waiter sleeps until there is news, [`reactor`]: how a task is woken, and [`poller`]:
+//!   how a thread waits for many descriptors
 //! - [`biased`]: values that one thread uses all the time and another one now and then
 //! - [`ports`]: the ports that listeners take
 //! - [`processors`], [`random`], [`clock`], [`env`](mod@env): processors, random numbers, the clock and
@@ -27,6 +28,7 @@ pub mod interface;
 pub mod memory;
 pub mod pcap;
 pub mod pmi;
+pub mod poller;
 pub mod ports;
 pub mod processors;
 pub mod proxy;

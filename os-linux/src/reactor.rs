@@ -5,25 +5,17 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::io;
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::process;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::Waker;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
-use rustix::event::{EventfdFlags, Timespec, eventfd};
-use rustix::io::Errno;
+use crate::poller::Poller;
 
 /// The reactor of this process, while there are seats.
 static OF_PROCESS: Mutex<Weak<Running>> = Mutex::new(Weak::new());
-
-/// Number of descriptors that one call takes note of.
-const BATCH: usize = 64;
-/// The number of the descriptor that changes the thread's plan.
-const PLAN: u64 = 0;
 
 /// The place of one task.
 #[derive(Debug)]
@@ -42,9 +34,7 @@ struct Running {
 
 #[derive(Debug)]
 struct Shared {
-    epoll: OwnedFd,
-    /// An event descriptor that ends the thread's sleep.
-    plan: OwnedFd,
+    poller: Poller,
     state: Mutex<State>,
 }
 
@@ -97,7 +87,7 @@ impl Seat {
         let mut state = shared.state();
         let forgotten = state.forget(self.number);
         if let Some(descriptor) = descriptor
-            && shared.watch(descriptor, self.number).is_err()
+            && shared.poller.watch(descriptor, self.number).is_err()
         {
             // No memory is left for the descriptor.
             within = Duration::from_millis(1).min(within);
@@ -112,7 +102,7 @@ impl Seat {
         }
         drop(state);
         if is_first {
-            shared.call();
+            shared.poller.call();
         }
         // The waker runs code of its own when it is dropped, so no lock is held.
         drop(forgotten);
@@ -145,21 +135,6 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets a descriptor that becomes readable wake the task with this number, once.
-    fn watch(&self, descriptor: BorrowedFd<'_>, number: u64) -> Result<(), Errno> {
-        let (data, flags) = (EventData::new_u64(number), EventFlags::IN | EventFlags::ONESHOT);
-        match epoll::modify(&self.epoll, descriptor, data, flags) {
-            Err(Errno::NOENT) => epoll::add(&self.epoll, descriptor, data, flags),
-            told => told,
-        }
-    }
-
-    /// Ends the thread's sleep.
-    fn call(&self) {
-        // The write fails only if the counter is full, and then the thread is called already.
-        let _ = rustix::io::write(&self.plan, &1_u64.to_ne_bytes());
-    }
-
     /// The thread.
     fn run(&self) {
         let mut wakers: Vec<Waker> = Vec::new();
@@ -179,21 +154,7 @@ impl Shared {
             drop(state);
             // No lock is held: a waker may run code that takes a seat.
             wakers.drain(..).for_each(Waker::wake);
-            let mut events = [MaybeUninit::<Event>::uninit(); BATCH];
-            let sleep = sleep.map(|sleep| Timespec {
-                tv_sec: sleep.as_secs().try_into().unwrap_or(i64::MAX),
-                tv_nsec: sleep.subsec_nanos().into(),
-            });
-            // A signal ends the sleep early.
-            let Ok((events, _)) = epoll::wait(&self.epoll, &mut events, sleep.as_ref()) else {
-                continue;
-            };
-            for event in &*events {
-                match event.data.u64() {
-                    PLAN => drop(rustix::io::read(&self.plan, &mut [0; 8]).ok()),
-                    number => wakers.extend(self.state().forget(number)),
-                }
-            }
+            self.poller.sleep(sleep, |number| wakers.extend(self.state().forget(number)));
             wakers.drain(..).for_each(Waker::wake);
         }
     }
@@ -201,10 +162,7 @@ impl Shared {
 
 impl Running {
     fn start() -> io::Result<Self> {
-        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
-        let plan = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        epoll::add(&epoll, plan.as_fd(), EventData::new_u64(PLAN), EventFlags::IN)?;
-        let shared = Arc::new(Shared { epoll, plan, state: Mutex::default() });
+        let shared = Arc::new(Shared { poller: Poller::new()?, state: Mutex::default() });
         let thread = thread::Builder::new().name("invar-reactor".to_owned()).spawn({
             let shared = Arc::clone(&shared);
             move || shared.run()
@@ -216,7 +174,7 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         self.shared.state().is_over = true;
-        self.shared.call();
+        self.shared.poller.call();
         let thread = self.thread.take();
         match thread {
             // A waker that the thread drops may own the last seat, and a thread does not wait for itself.
@@ -234,6 +192,7 @@ impl Drop for Running {
 #[cfg(test)]
 mod tests {
     use std::io::Write;
+    use std::os::fd::AsFd;
     use std::os::unix::net::UnixStream;
     use std::sync::atomic::{AtomicU32, Ordering};
     use std::task::Wake;

@@ -11,7 +11,7 @@ mod vectored;
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -210,6 +210,10 @@ impl AsFd for OobStream {
 impl Stream for OobStream {
     fn peer_addr(&self) -> Option<SocketAddr> {
         Some(self.peer)
+    }
+
+    fn descriptor(&self) -> Option<RawFd> {
+        Some(self.stream.as_raw_fd())
     }
 
     /// Checks whether the connection is established. After `ECONNREFUSED` or `ETIMEDOUT` a new attempt

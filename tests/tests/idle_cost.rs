@@ -52,7 +52,7 @@ fn idle_connections_take_little_processor_time() {
         }
         let busy = processor_time() - before;
         println!("{transport}: {CONNECTIONS} ends took {busy:?} in {WAIT:?}");
-        assert!(busy < WAIT / 4, "{transport}: {busy:?} of {WAIT:?}");
+        assert!(busy < WAIT / 20, "{transport}: {busy:?} of {WAIT:?}");
         drop(senders);
         pool.run();
     }

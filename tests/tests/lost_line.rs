@@ -88,8 +88,8 @@ fn a_connection_outlives_its_tcp_connection_and_still_learns_that_its_peer_is_go
 
         let Pair { memory, send, mut recv } = pair;
         drop(send);
-        let receive = recv.irecv(&[(&memory, 0..BYTES, 7)]).unwrap().unwrap();
-        let error = recv.wait(&receive, LIMIT).expect_err("the peer has closed").to_string();
+        let error =
+            recv.recv(&memory, 0..BYTES, 7, LIMIT).expect_err("the peer has closed").to_string();
         assert!(error.contains("the peer has closed or is dead"), "{error}");
     });
 }

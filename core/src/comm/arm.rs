@@ -14,6 +14,15 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         // Without queue pairs the calls themselves make the comm go on.
         is_told && matches!(self.gate, Gate::Open | Gate::Group)
     }
+
+    pub(super) fn rest(&self, rest_ns: u64) -> Option<c_int> {
+        let rests = self.gate == Gate::Open
+            && !self.has_rails()
+            && self.path.is_calm()
+            && self.line.is_whole()
+            && self.stalls.can_rest(rest_ns);
+        rests.then(|| self.line.stream.descriptor()).flatten()
+    }
 }
 
 impl<N: Nic, S: Stream> SendComm<N, S> {

@@ -34,6 +34,13 @@ macro_rules! both {
                 })
             }
 
+            /// If nothing is under way between the ends, returns the descriptor that is readable when the
+            /// peer has something to say. The next look may then come `rest_ns` late, unless the descriptor is
+            /// readable or the program makes a call.
+            pub fn rest(&self, rest_ns: u64) -> Option<core::ffi::c_int> {
+                self.base.rest(rest_ns)
+            }
+
             /// Whether the host is to note the program's next call with `called`.
             #[inline(always)]
             pub fn notes_call(&self) -> bool {

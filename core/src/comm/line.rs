@@ -94,6 +94,11 @@ impl<S: Stream> Line<S> {
         (since(self.heard.1), lost_ns.map(since))
     }
 
+    /// Whether the stream is there, and the peer is not being called.
+    pub(super) fn is_whole(&self) -> bool {
+        self.loss.is_none() && !self.is_calling
+    }
+
     /// Makes the stream anew no more, and refuses the next call of the peer.
     pub(super) fn end(&mut self) {
         self.is_renewable = false;

@@ -1,5 +1,6 @@
 //! The out-of-band byte stream of a connection: TCP on hosts.
 
+use core::ffi::c_int;
 use core::fmt;
 use core::net::SocketAddr;
 
@@ -17,6 +18,11 @@ pub trait Stream {
     /// Receives the bytes that have arrived, and returns their number; 0 if none have. At the end of
     /// the stream, the error is [`StreamError::Closed`].
     fn recv(&mut self, buf: &mut [u8]) -> Result<usize, StreamError>;
+
+    /// The descriptor that is readable when there are bytes to receive, if a host can wait for it.
+    fn descriptor(&self) -> Option<c_int> {
+        None
+    }
 
     /// The port at which this end answers a peer that makes the connection anew; 0 if it never answers.
     fn renewal_port(&self) -> u16 {

@@ -65,6 +65,11 @@ impl PathWatch {
         self.answer = Some(rows);
     }
 
+    /// Whether neither end owes the other anything.
+    pub(crate) fn is_calm(&self) -> bool {
+        self.since_ns.is_none() && self.owes_answer.is_none()
+    }
+
     /// Forgets what was asked and answered, since the queue pairs are new.
     pub(crate) fn restart(&mut self) {
         let PathWatch { over, in_vain, confirmed, done, .. } = *self;

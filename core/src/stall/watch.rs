@@ -122,6 +122,12 @@ impl Watch {
         self.is_armed
     }
 
+    /// Whether the end stands still, and a look that comes `rest_ns` late warns in time nevertheless.
+    pub fn can_rest(&self, rest_ns: u64) -> bool {
+        const PART: u64 = 8;
+        self.is_armed && (self.settings.after_ns == 0 || rest_ns <= self.settings.after_ns / PART)
+    }
+
     /// Notes a call of the program. `wait` is the call that could do nothing, or [`Wait::None`].
     #[cold]
     pub fn called(&mut self, wait: Wait, now_ns: u64) {

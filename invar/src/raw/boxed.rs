@@ -1,6 +1,8 @@
 //! Ends as trait objects are ends too. So callers that are generic over ends can take any end. Their sends
 //! and receives have no fast path, because a fast path is generic.
 
+use std::os::fd::BorrowedFd;
+
 use invar_core::comm::{Fast, Flush, FlushBuf, RecvBuf, Request, SendBuf};
 use invar_core::error::{Ends, Error as CoreError};
 use invar_linux::interest::Interest;
@@ -37,6 +39,10 @@ macro_rules! impl_end {
 
             fn care(&self) -> Care {
                 (**self).care()
+            }
+
+            fn rest(&self) -> Option<BorrowedFd<'_>> {
+                (**self).rest()
             }
 
             fn called(&mut self) {

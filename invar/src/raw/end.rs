@@ -1,6 +1,6 @@
 //! The traits of both ends of a connection.
 
-use std::os::fd::RawFd;
+use std::os::fd::{BorrowedFd, RawFd};
 use std::time::Duration;
 
 use invar_core::comm::{Fast, Flush, FlushBuf, RecvBuf, Request, SendBuf, Work};
@@ -59,6 +59,12 @@ pub trait End: Send {
     #[inline(always)]
     fn care(&self) -> Care {
         Care::None
+    }
+
+    /// Returns the descriptor that is readable when the peer has something to say, if a keeper may look less
+    /// often: nothing is under way. A call of the program ends the rest too.
+    fn rest(&self) -> Option<BorrowedFd<'_>> {
+        None
     }
 
     /// Notes that the program has made a call, after [`Care::Note`].

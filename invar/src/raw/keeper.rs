@@ -10,14 +10,17 @@
 //! makes the end's next call take the mutex, and this call is noted. So a call that moves data pays nothing.
 
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use invar_linux::biased::Biased;
 use invar_linux::interface;
+use invar_linux::poller::Poller;
 
 use super::recorded::{Recording, Snapshot};
 use crate::Error;
@@ -26,6 +29,9 @@ use crate::Error;
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// Time between two looks at an end that recovers.
 const URGENT_EVERY: Duration = Duration::from_millis(1);
+/// Time between two looks at an end that rests: nothing is under way, its program makes no call, and its peer
+/// says nothing.
+pub(super) const REST: Duration = Duration::from_millis(250);
 /// Time for each end between two looks, so that many ends do not keep a processor busy.
 const PER_END: Duration = Duration::from_micros(200);
 
@@ -51,6 +57,10 @@ pub trait Tend: Send {
     fn look(&mut self) -> Care;
     /// Returns how much care the end needs; see [`End::care`](super::End::care).
     fn care(&self) -> Care;
+    /// Returns what ends a rest of the end; see [`End::rest`](super::End::rest).
+    fn rest(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
     /// Notes that the program has made a call; see [`End::called`](super::End::called).
     fn called(&mut self) {}
     /// Returns what the flight recorder keeps of the end; see [`End::snapshot`](super::End::snapshot).
@@ -61,8 +71,11 @@ pub trait Tend: Send {
 
 /// An end that another thread uses, as the keeper sees it.
 trait Visited: Send + Sync {
-    /// Looks after the end. `counts` asks for the counters of its device.
-    fn look(&self, counts: bool) -> Looked;
+    /// Looks after the end. `counts` asks for the counters of its device. If the end may rest, `watch` gets
+    /// the descriptor that ends the rest, and returns whether somebody waits for the descriptor.
+    fn look(&self, counts: bool, watch: &mut dyn FnMut(BorrowedFd<'_>) -> bool) -> Looked;
+    /// Returns whether the program has made a call since a look after which the end rests.
+    fn is_called(&self) -> bool;
 }
 
 /// What a look at an end has found.
@@ -70,6 +83,8 @@ trait Visited: Send + Sync {
 struct Looked {
     /// Whether the end needs the next look soon.
     is_urgent: bool,
+    /// Whether the end rests.
+    rests: bool,
     /// What the flight recorder keeps.
     snapshot: Option<Snapshot>,
 }
@@ -77,22 +92,48 @@ struct Looked {
 /// An end that is looked after, and its record.
 struct Watched {
     end: Arc<dyn Visited>,
+    /// The end's descriptor has this number in the keeper's poller.
+    number: u64,
+    rests_until: Mutex<Option<Instant>>,
+    /// Whether the descriptor has ended a rest. The end then rests again after its next look but one, so that
+    /// a descriptor that stays readable keeps nobody busy.
+    has_news: AtomicBool,
     recording: Recording,
 }
 
 impl Watched {
+    fn new(end: Arc<dyn Visited>, number: u64) -> Self {
+        let (rests_until, has_news) = (Mutex::default(), AtomicBool::new(false));
+        Watched { end, number, rests_until, has_news, recording: Recording::default() }
+    }
+
     /// Looks after the end. Returns whether the end needs the next look soon.
-    fn look(&self) -> bool {
-        let Looked { is_urgent, snapshot } = self.end.look(self.recording.is_counting_due());
+    fn look(&self, poller: Option<&Poller>) -> bool {
+        let poller = poller.filter(|_| !self.has_news.swap(false, Ordering::Relaxed));
+        let mut watch = |news: BorrowedFd<'_>| {
+            poller.is_some_and(|poller| poller.watch(news, self.number).is_ok())
+        };
+        let counts = self.recording.is_counting_due();
+        let Looked { is_urgent, rests, snapshot } = self.end.look(counts, &mut watch);
+        *self.rests_until() = rests.then(|| Instant::now() + REST);
         if let Some(snapshot) = snapshot {
             self.recording.look(&snapshot);
         }
         is_urgent
     }
+
+    /// Whether the end needs a look now, as one of all ends.
+    fn is_due(&self, now: Instant) -> bool {
+        self.rests_until().is_none_or(|until| until <= now) || self.end.is_called()
+    }
+
+    fn rests_until(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.rests_until.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl<T: Tend> Visited for Biased<T> {
-    fn look(&self, counts: bool) -> Looked {
+    fn look(&self, counts: bool, watch: &mut dyn FnMut(BorrowedFd<'_>) -> bool) -> Looked {
         let looked = self.visit(|end| {
             let looked = catch_unwind(AssertUnwindSafe(|| Tend::look(&mut **end)));
             let Ok(care) = looked else {
@@ -102,10 +143,17 @@ impl<T: Tend> Visited for Biased<T> {
                 return Looked::default();
             };
             end.set_slow(care != Care::None);
-            Looked { is_urgent: care == Care::Recovery, snapshot: end.snapshot(counts) }
+            // Only calls that are to be noted end a rest.
+            let rests = care == Care::Note && end.rest().is_some_and(watch);
+            let (is_urgent, snapshot) = (care == Care::Recovery, end.snapshot(counts));
+            Looked { is_urgent, rests, snapshot }
         });
         // An end that has gone needs no look.
         looked.unwrap_or_default()
+    }
+
+    fn is_called(&self) -> bool {
+        Biased::is_called(self)
     }
 }
 
@@ -152,13 +200,15 @@ pub struct Keeping {
 #[derive(Default)]
 struct Ends {
     list: Mutex<List>,
-    /// Tells the thread that the list has an end again, or that the thread shall stop.
-    changed: Condvar,
+    /// The sleep of the thread, if there is one. It ends when the list has an end again, or when the thread
+    /// shall stop.
+    poller: Option<Poller>,
 }
 
 #[derive(Default)]
 struct List {
     ends: Vec<Arc<Watched>>,
+    last_number: u64,
     is_over: bool,
 }
 
@@ -204,7 +254,7 @@ impl Keeper {
     pub fn look(&self) {
         let ends = self.ends.list().ends.clone();
         for end in ends {
-            end.look();
+            end.look(None);
         }
     }
 
@@ -214,10 +264,14 @@ impl Keeper {
     }
 
     fn keep_visited(&self, end: Arc<dyn Visited>) -> Keeping {
-        let end = Arc::new(Watched { end, recording: Recording::default() });
         let mut list = self.ends.list();
+        list.last_number += 1;
+        let end = Arc::new(Watched::new(end, list.last_number));
         list.ends.push(Arc::clone(&end));
-        self.ends.changed.notify_one();
+        if list.ends.len() == 1 {
+            self.ends.call();
+        }
+        drop(list);
         Keeping { keeper: self.clone(), end }
     }
 }
@@ -233,8 +287,14 @@ impl Ends {
         self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The thread: looks after all ends at intervals, and after those that recover more often.
-    fn run(&self) {
+    /// Ends the thread's sleep.
+    fn call(&self) {
+        self.poller.iter().for_each(Poller::call);
+    }
+
+    /// The thread: looks after all ends at intervals, after those that rest less often, and after those that
+    /// recover more often.
+    fn run(&self, poller: &Poller) {
         let mut urgent: Vec<Arc<Watched>> = Vec::new();
         let mut next_full = Instant::now();
         loop {
@@ -243,35 +303,46 @@ impl Ends {
                 0 => left,
                 count => left.min(URGENT_EVERY.max(PER_END * count)),
             };
-            let Some(ends) = self.wait(pause) else { return };
+            let mut news = Vec::new();
+            poller.sleep(Some(pause), |number| news.push(number));
+            let Some(ends) = self.wait(poller) else { return };
+            for end in ends.iter().filter(|end| news.contains(&end.number)) {
+                end.has_news.store(true, Ordering::Relaxed);
+                *end.rests_until() = None;
+                urgent.push(Arc::clone(end));
+            }
             let now = Instant::now();
             if now >= next_full {
                 next_full = now + LOOK_EVERY.max(PER_END * ends.len() as u32);
                 urgent = ends;
+                urgent.retain(|end| end.is_due(now));
             }
-            urgent.retain(|end| end.look());
+            urgent.retain(|end| end.look(Some(poller)));
         }
     }
 
-    /// Sleeps for some time, and longer while there is no end. Returns `None` if the thread shall stop.
-    fn wait(&self, time: Duration) -> Option<Vec<Arc<Watched>>> {
-        let list = self.list();
-        let is_idle = |list: &mut List| !list.is_over;
-        let waited = self.changed.wait_timeout_while(list, time, is_idle);
-        let (list, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        let is_empty = |list: &mut List| list.ends.is_empty() && !list.is_over;
-        let waited = self.changed.wait_while(list, is_empty);
-        let list = waited.unwrap_or_else(PoisonError::into_inner);
-        (!list.is_over).then(|| list.ends.clone())
+    /// Returns all ends. Sleeps while there is none. Returns `None` if the thread shall stop.
+    fn wait(&self, poller: &Poller) -> Option<Vec<Arc<Watched>>> {
+        loop {
+            let list = self.list();
+            if list.is_over {
+                return None;
+            }
+            if !list.ends.is_empty() {
+                return Some(list.ends.clone());
+            }
+            drop(list);
+            poller.sleep(None, |_| {});
+        }
     }
 }
 
 impl Running {
     fn start() -> io::Result<Self> {
-        let ends = Arc::<Ends>::default();
+        let ends = Arc::new(Ends { list: Mutex::default(), poller: Some(Poller::new()?) });
         let thread = thread::Builder::new().name("invar-keeper".to_owned()).spawn({
             let ends = Arc::clone(&ends);
-            move || ends.run()
+            move || ends.poller.as_ref().map_or((), |poller| ends.run(poller))
         })?;
         Ok(Running { process: process::id(), ends, thread: Some(thread) })
     }
@@ -280,7 +351,7 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         self.ends.list().is_over = true;
-        self.ends.changed.notify_one();
+        self.ends.call();
         match self.thread.take() {
             // The thread catches panics.
             Some(thread) if self.process == process::id() => drop(thread.join()),
@@ -293,18 +364,29 @@ impl Drop for Running {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::io::Write;
+    use std::os::fd::AsFd;
+    use std::os::unix::net::UnixStream;
+    use std::sync::atomic::AtomicU32;
 
     #[derive(Default)]
     struct Counted {
         looks: AtomicU32,
         is_urgent: bool,
+        /// Ends the rests of the end.
+        news: Option<UnixStream>,
+        is_called: AtomicBool,
     }
 
     impl Visited for Counted {
-        fn look(&self, _: bool) -> Looked {
+        fn look(&self, _: bool, watch: &mut dyn FnMut(BorrowedFd<'_>) -> bool) -> Looked {
             self.looks.fetch_add(1, Ordering::Relaxed);
-            Looked { is_urgent: self.is_urgent, snapshot: None }
+            let rests = self.news.as_ref().is_some_and(|news| watch(news.as_fd()));
+            Looked { is_urgent: self.is_urgent, rests, snapshot: None }
+        }
+
+        fn is_called(&self) -> bool {
+            self.is_called.swap(false, Ordering::Relaxed)
         }
     }
 
@@ -343,6 +425,32 @@ mod tests {
         wait_for(&other, before[1] + 4);
         let urgent = urgent.looks.load(Ordering::Relaxed) - before[0];
         assert!(urgent > 8, "{urgent} looks");
+    }
+
+    #[test]
+    fn an_end_rests_until_its_peer_or_its_program_does_something() {
+        let keeper = Keeper::of_namespace().unwrap();
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let resting = Arc::new(Counted { news: Some(ours), ..Counted::default() });
+        let other = Arc::new(Counted::default());
+        let _keeping = [keeper.keep_visited(resting.clone()), keeper.keep_visited(other.clone())];
+        wait_for(&resting, 1);
+        let before = [&resting, &other].map(|end| end.looks.load(Ordering::Relaxed));
+        wait_for(&other, before[1] + 20);
+        let looks = resting.looks.load(Ordering::Relaxed) - before[0];
+        assert!((1..10).contains(&looks), "{looks} looks");
+        for told in [true, false] {
+            // News that nobody reads does not keep the thread busy.
+            let before = [&resting, &other].map(|end| end.looks.load(Ordering::Relaxed));
+            match told {
+                true => theirs.write_all(&[1]).unwrap(),
+                false => resting.is_called.store(true, Ordering::Relaxed),
+            }
+            wait_for(&resting, before[0] + 1);
+            wait_for(&other, before[1] + 20);
+            let looks = resting.looks.load(Ordering::Relaxed) - before[0];
+            assert!(looks < 100, "{looks} looks");
+        }
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! An end that the keeper looks after.
 
 use std::mem::ManuallyDrop;
+use std::os::fd::BorrowedFd;
 
 use invar_core::comm::{Flush, FlushBuf, RecvBuf, Request, SendBuf};
 use invar_core::error::{Ends, Error as CoreError};
@@ -28,6 +29,10 @@ impl<E: End> Tend for ManuallyDrop<E> {
 
     fn care(&self) -> Care {
         (**self).care()
+    }
+
+    fn rest(&self) -> Option<BorrowedFd<'_>> {
+        (**self).rest()
     }
 
     fn called(&mut self) {

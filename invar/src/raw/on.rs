@@ -1,6 +1,6 @@
 //! Ends of connections on NICs.
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, RawFd};
 
 use invar_core::comm::{self, Fast, Flush, FlushBuf, RecvBuf, Request, SendBuf};
 use invar_core::conn::Stream;
@@ -12,7 +12,7 @@ use invar_linux::interest::Interest;
 use invar_linux::tcp::OobStream;
 
 use super::end::{CLOSE_MAX, Carrier, End, RecvEnd, SendEnd, copy_sizes};
-use super::keeper::Care;
+use super::keeper::{Care, REST};
 use super::nic::SharedNic;
 use super::peer::PeerState;
 use super::recorded::Snapshot;
@@ -57,6 +57,10 @@ pub(super) trait Tended {
         false
     }
 
+    /// Returns a descriptor of the comm that has news when the comm needs a look, if that may come `rest_ns`
+    /// late otherwise.
+    fn rest(&self, rest_ns: u64) -> Option<RawFd>;
+
     /// Whether the program's next call is to be noted.
     fn notes_call(&self) -> bool;
 
@@ -76,6 +80,10 @@ impl<N: SharedNic, S: Stream> Tended for comm::SendComm<N, S> {
 
     fn is_recovering(&self) -> bool {
         self.recovery_stage().is_some()
+    }
+
+    fn rest(&self, rest_ns: u64) -> Option<RawFd> {
+        comm::SendComm::rest(self, rest_ns)
     }
 
     fn notes_call(&self) -> bool {
@@ -100,6 +108,10 @@ impl<N: SharedNic, S: Stream> Tended for comm::RecvComm<N, S> {
 
     fn is_recovering(&self) -> bool {
         self.recovery_stage().is_some()
+    }
+
+    fn rest(&self, rest_ns: u64) -> Option<RawFd> {
+        comm::RecvComm::rest(self, rest_ns)
     }
 
     fn notes_call(&self) -> bool {
@@ -161,6 +173,15 @@ impl<C: Tended, N> On<C, N> {
         }
     }
 
+    pub(super) fn rest(&self) -> Option<BorrowedFd<'_>> {
+        if self.peer != PeerState::Open {
+            return None;
+        }
+        let descriptor = self.comm.rest(REST.as_nanos() as u64)?;
+        // SAFETY: the descriptor is one of the comm's, and the result borrows the comm.
+        Some(unsafe { BorrowedFd::borrow_raw(descriptor) })
+    }
+
     /// Checks whether the peer is still there, and continues a recovery.
     #[cold]
     #[inline(never)]
@@ -189,6 +210,10 @@ impl<N: SharedNic, S: Stream + Send> End for On<comm::SendComm<N, S>, N> {
     #[inline(always)]
     fn care(&self) -> Care {
         On::care(self)
+    }
+
+    fn rest(&self) -> Option<BorrowedFd<'_>> {
+        On::rest(self)
     }
 
     fn called(&mut self) {
@@ -306,6 +331,10 @@ impl<N: SharedNic, S: Stream + Send> End for On<comm::RecvComm<N, S>, N> {
     #[inline(always)]
     fn care(&self) -> Care {
         On::care(self)
+    }
+
+    fn rest(&self) -> Option<BorrowedFd<'_>> {
+        On::rest(self)
     }
 
     fn called(&mut self) {

@@ -1,6 +1,6 @@
 //! Ends of connections over TCP.
 
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 
 use invar_core::comm::{Flush, FlushBuf, RecvBuf, Request, SendBuf};
 use invar_core::error::{Ends, Error as CoreError};
@@ -24,6 +24,10 @@ impl Tended for SendComm {
         SendComm::check_peer(self)
     }
 
+    fn rest(&self, rest_ns: u64) -> Option<RawFd> {
+        SendComm::rest(self, rest_ns)
+    }
+
     fn notes_call(&self) -> bool {
         SendComm::notes_call(self)
     }
@@ -37,6 +41,10 @@ impl Tended for RecvComm {
     fn check_peer(&mut self, now_ns: u64) -> Result<(), CoreError> {
         self.look_for_stall(now_ns);
         RecvComm::check_peer(self)
+    }
+
+    fn rest(&self, rest_ns: u64) -> Option<RawFd> {
+        RecvComm::rest(self, rest_ns)
     }
 
     fn notes_call(&self) -> bool {
@@ -61,6 +69,10 @@ impl End for SocketSend {
 
     fn care(&self) -> Care {
         On::care(self)
+    }
+
+    fn rest(&self) -> Option<BorrowedFd<'_>> {
+        On::rest(self)
     }
 
     fn called(&mut self) {
@@ -123,6 +135,10 @@ impl End for SocketRecv {
 
     fn care(&self) -> Care {
         On::care(self)
+    }
+
+    fn rest(&self) -> Option<BorrowedFd<'_>> {
+        On::rest(self)
     }
 
     fn called(&mut self) {

@@ -1,6 +1,6 @@
 //! The sending end of a connection.
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::ptr::NonNull;
 
 use invar_core::comm::{Request, SendBuf};
@@ -170,6 +170,14 @@ impl SendComm {
     #[inline(always)]
     pub fn notes_call(&self) -> bool {
         self.watch.is_armed()
+    }
+
+    /// If nothing is under way, returns the socket that is readable when the peer has something to say, or has
+    /// gone. The next look may then come `rest_ns` late, unless the socket is readable or the program makes a
+    /// call.
+    pub fn rest(&self, rest_ns: u64) -> Option<RawFd> {
+        let rests = self.sender.end().is_none() && self.watch.can_rest(rest_ns);
+        rests.then(|| self.control.as_fd().as_raw_fd())
     }
 
     /// Notes a call of the program. `wait` is the call that could do nothing.
