@@ -40,7 +40,7 @@ use value::Value;
 /// A row of the table: one variable.
 #[derive(Clone, Copy, Debug)]
 pub struct ParamInfo {
-    /// The variable.
+    /// Name of the variable in the environment.
     pub name: &'static str,
     /// The value of an unset variable, as a user would write it.
     pub default: &'static str,
@@ -88,7 +88,7 @@ impl fmt::Display for Readers {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{name}={value}: must be {allowed}")]
 pub struct ParamError<'a> {
-    /// The variable.
+    /// Name of the variable in the environment.
     pub name: &'static str,
     /// The value that it was set to.
     pub value: &'a str,

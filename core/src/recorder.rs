@@ -149,9 +149,9 @@ pub enum RecordError {
     /// A field has an impossible value.
     #[error("{what} is {value}, which cannot be")]
     Field {
-        /// The field.
+        /// Name of the field, for the message.
         what: &'static str,
-        /// The value.
+        /// The value that the field has.
         value: u64,
     },
 }

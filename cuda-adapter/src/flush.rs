@@ -16,7 +16,7 @@ pub use crate::gpu::WritesOrdering;
 /// The way to flush.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Method {
-    /// No flush.
+    /// No flush: the GPU sees received data without one.
     None,
     /// A flush by [`Gpu::flush_writes`](crate::Gpu::flush_writes), which returns when the flush is done.
     Driver,

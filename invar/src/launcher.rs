@@ -43,7 +43,7 @@ const SECRET: &str = "INVAR_COLL_SECRET";
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Launch {
-    /// The launcher.
+    /// The launcher whose variables describe the job.
     pub launcher: Launcher,
     /// The number of this process, from 0.
     pub rank: u32,

@@ -147,7 +147,7 @@ impl fmt::Display for Source {
 /// A variable and its value in force.
 #[derive(Clone, Debug)]
 pub struct InForce {
-    /// The variable.
+    /// The row of the variable in the table of all variables.
     pub info: &'static ParamInfo,
     /// The value, as a user would write it; a secret is shown as stars.
     pub value: String,

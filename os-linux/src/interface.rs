@@ -53,7 +53,7 @@ pub struct Interface {
 /// An address of an interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InterfaceAddress {
-    /// The address.
+    /// The IP address, without the subnet.
     pub ip: IpAddr,
     /// Number of bits in the subnet prefix.
     pub prefix_len: u8,

@@ -91,7 +91,7 @@ impl<N: Nic> Rails<N> {
         Ok(Rails(Arc::new(Owner { name: names.join("+"), nics, keys: Keys::new() })))
     }
 
-    /// The ports.
+    /// The NICs of the ports that are joined, in the order of rails.
     pub fn nics(&self) -> &[N] {
         &self.0.nics
     }

@@ -25,7 +25,7 @@ pub const PORTS_MAX: usize = 32;
 /// Rules that decide which ports to list.
 #[derive(Clone, Copy, Debug)]
 pub struct Rules<'a> {
-    /// `NCCL_IB_HCA`.
+    /// `NCCL_IB_HCA`: the filter of devices and ports.
     pub hca: NameFilter<'a>,
     /// Rules for choosing each port's GID.
     pub gid: GidRules,

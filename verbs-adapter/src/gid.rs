@@ -19,11 +19,11 @@ use crate::sys::*;
 pub struct GidRules {
     /// `NCCL_IB_GID_INDEX`; `None` means that the other rules choose.
     pub index: Option<u8>,
-    /// `NCCL_IB_ROCE_VERSION_NUM`.
+    /// `NCCL_IB_ROCE_VERSION_NUM`: the version of RoCE that the GID is for.
     pub roce_version: u8,
-    /// `NCCL_IB_ADDR_FAMILY`.
+    /// `NCCL_IB_ADDR_FAMILY`: the kind of address that the GID has.
     pub family: AddressFamily,
-    /// `NCCL_IB_ADDR_RANGE`.
+    /// `NCCL_IB_ADDR_RANGE`: the subnet in which the GID lies.
     pub range: Option<Subnet>,
 }
 

@@ -89,7 +89,7 @@ pub enum Algorithm {
 /// One rank's share of an operation on one channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Task {
-    /// The operation.
+    /// The operation that all ranks run.
     pub operation: Operation,
     /// The algorithm. [`Operation::AllToAll`], [`Operation::Send`] and [`Operation::Recv`] ignore it.
     pub algorithm: Algorithm,
@@ -153,15 +153,15 @@ pub enum TaskError {
     /// The algorithm can't run this operation.
     #[error("{operation:?} is not done by {algorithm:?}")]
     Algorithm {
-        /// The operation.
+        /// The operation that was asked for.
         operation: Operation,
-        /// The algorithm.
+        /// The algorithm that does not have the operation.
         algorithm: Algorithm,
     },
     /// There are more ranks than the algorithm allows.
     #[error("{algorithm:?} is for {ONE_SHOT_RANKS_MAX} ranks at most, not for {nranks}")]
     TooManyRanks {
-        /// The algorithm.
+        /// The algorithm that allows fewer ranks.
         algorithm: Algorithm,
         /// Number of ranks.
         nranks: u32,

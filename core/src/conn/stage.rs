@@ -48,7 +48,7 @@ impl Side {
 }
 
 impl Stage {
-    /// Every stage.
+    /// Every stage of a connection.
     pub const ALL: [Stage; 9] = [
         Stage::Start,
         Stage::Connect,

@@ -17,7 +17,7 @@ pub enum Protocol {
     Ll,
     /// Lines of 128 bytes, 8 of them a flag.
     Ll128,
-    /// Plain bytes.
+    /// Plain bytes, without flags among them.
     Simple,
 }
 

@@ -178,7 +178,7 @@ pub struct PacketKeys {
 pub struct Ece {
     /// The vendor that defines the options.
     pub vendor_id: u32,
-    /// The options.
+    /// The options that are offered or kept, as bits that the vendor defines.
     pub options: u32,
     /// Mask of fields that extend this structure; no such fields exist yet.
     pub comp_mask: u32,

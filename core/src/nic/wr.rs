@@ -21,16 +21,16 @@ pub struct Sge {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum SendOpcode {
-    /// RDMA WRITE.
+    /// RDMA WRITE into memory of the peer, which does not notice it.
     #[default]
     RdmaWrite = 0,
     /// RDMA WRITE that also completes a receive of the peer.
     RdmaWriteWithImm = 1,
-    /// SEND.
+    /// SEND into the buffer of the next receive of the peer.
     Send = 2,
     /// SEND with immediate data.
     SendWithImm = 3,
-    /// RDMA READ.
+    /// RDMA READ from memory of the peer, which does not notice it.
     RdmaRead = 4,
 }
 

@@ -10,7 +10,7 @@ use crate::device::NameFilter;
 #[non_exhaustive]
 #[expect(missing_docs, reason = "`min` and `max` are both allowed; `auto` is beside them")]
 pub enum Allowed {
-    /// A number.
+    /// A number from `min` to `max`.
     Integer { min: i64, max: i64 },
     /// A number, or the one that leaves the choice to the program.
     AutoOrInteger { auto: i64, min: i64, max: i64 },
@@ -22,7 +22,7 @@ pub enum Allowed {
     Names,
     /// A [`Subnet`], or nothing.
     Subnet,
-    /// A [`PortRange`].
+    /// A range of ports for [`PortRange`].
     Ports,
     /// A path from the root.
     Path,

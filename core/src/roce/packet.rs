@@ -44,7 +44,7 @@ pub struct Headers {
     pub reth: Option<Reth>,
     /// Outcome that an acknowledge or a READ response reports.
     pub aeth: Option<Aeth>,
-    /// Immediate data.
+    /// Immediate data, which the completion of the peer's receive carries.
     pub imm: Option<ImmDt>,
     /// A header of an operation that Invar's own protocol does not use.
     pub foreign: Option<Foreign>,

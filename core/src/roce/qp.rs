@@ -142,7 +142,7 @@ impl<const SQ: usize, const RQ: usize> Qp<SQ, RQ> {
         })
     }
 
-    /// Current state.
+    /// State of the queue pair, as transitions and errors have left it.
     pub fn state(&self) -> QpState {
         self.state
     }

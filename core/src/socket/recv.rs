@@ -85,7 +85,7 @@ pub enum RecvStep {
     Unpark {
         /// Number of the place.
         place: u8,
-        /// Destination buffer.
+        /// The buffer to which the bytes move.
         to: Target,
         /// Length in bytes.
         len: u32,

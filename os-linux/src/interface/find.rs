@@ -13,7 +13,7 @@ use super::Interface;
 pub struct Rules<'a> {
     /// `NCCL_SOCKET_IFNAME`; without entries the choice is automatic.
     pub names: NameFilter<'a>,
-    /// `NCCL_SOCKET_FAMILY`.
+    /// `NCCL_SOCKET_FAMILY`: the kinds of addresses that may be used.
     pub family: AddressFamily,
     /// `NCCL_COMM_ID`: the address of rank 0.
     pub comm_id: Option<SocketAddr>,
@@ -22,7 +22,7 @@ pub struct Rules<'a> {
 /// An interface to use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Found<'a> {
-    /// The interface.
+    /// The interface, which the rules allow.
     pub interface: &'a Interface,
     /// The address to use on it, with port 0 and with its scope.
     pub addr: SocketAddr,

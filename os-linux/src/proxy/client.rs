@@ -32,7 +32,7 @@ pub struct ProxyClient {
 pub struct ClientError {
     /// Address of the proxy.
     pub address: String,
-    /// The reason.
+    /// The reason why the request failed.
     #[source]
     pub error: ClientErrorKind,
 }
@@ -43,7 +43,7 @@ pub enum ClientErrorKind {
     /// The proxy refused the request.
     #[error("{kind:?}: refused: {text}")]
     Refused {
-        /// The request.
+        /// Kind of the request that was refused.
         kind: Kind,
         /// The proxy's reason.
         text: String,

@@ -34,7 +34,7 @@ pub enum BootstrapError {
         rank: u32,
         /// Address of the rendezvous.
         addr: SocketAddr,
-        /// The reason.
+        /// The reason why the rank could not join.
         text: String,
     },
     /// The rank and the hub could not authenticate to each other.
@@ -42,7 +42,7 @@ pub enum BootstrapError {
     Auth {
         /// Address of the rendezvous.
         addr: SocketAddr,
-        /// The reason.
+        /// The reason why one end did not accept the other.
         error: AuthError,
     },
     /// A rank has failed.

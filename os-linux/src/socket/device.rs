@@ -12,7 +12,7 @@ use crate::interface::{self, Interface, NoInterface, Rules};
 /// A network interface and the address by which peers reach it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SocketDevice {
-    /// The interface.
+    /// The interface, with its name and its addresses.
     pub interface: Interface,
     /// Address of the interface, with port 0 and with its scope.
     pub address: SocketAddr,

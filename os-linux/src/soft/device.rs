@@ -93,7 +93,7 @@ pub struct QpnRange {
 }
 
 impl QpnRange {
-    /// All numbers.
+    /// All 24-bit numbers.
     pub const ALL: QpnRange = QpnRange { first: 0, bits: 24 };
 }
 

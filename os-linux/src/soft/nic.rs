@@ -82,7 +82,7 @@ impl SoftConfig {
 /// The counters of a software NIC.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SoftCounters {
-    /// Packet counters.
+    /// The counters of packets, which the device keeps.
     pub device: DeviceCounters,
     /// Number of trains that the kernel refused to send.
     pub send_errors: u64,

@@ -16,7 +16,7 @@ const PORTS: u16 = 1 << PORT_BITS;
 const PORT_BITS: u32 = 10;
 const QPN_BITS: u32 = 24 - PORT_BITS;
 
-/// The ports.
+/// All UDP ports that these NICs may take.
 pub fn ports() -> PortRange {
     PortRange::parse(&format!("{FIRST_PORT}-{}", FIRST_PORT + PORTS - 1)).expect("a range")
 }

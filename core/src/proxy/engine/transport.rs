@@ -83,7 +83,7 @@ pub enum Event {
     },
     /// A slice is past a stage.
     Step {
-        /// The slice.
+        /// The slice of an operation that has moved on.
         step: ProxySlice,
         /// The stage that the slice has passed.
         stage: OpStage,

@@ -29,7 +29,7 @@ enum Armed {
 pub enum Awaited {
     /// A solicited completion or an error.
     Solicited,
-    /// Any completion.
+    /// Any completion, solicited or not.
     Completion,
     /// Any completion, and a write of a peer to memory over a queue pair of this queue.
     CompletionOrWrite,
