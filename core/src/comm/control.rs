@@ -4,7 +4,7 @@
 //!   be lost, and once the receiver's process has ended, nobody repeats that acknowledge. The kernel
 //!   still delivers the stream.
 //! - The two ends make new queue pairs after a failure; see [`super::recovery`].
-//! - An end whose rows make no progress asks which of them have come; see [`super::watch`].
+//! - An end whose rows make no progress asks which of them have come; see `PathWatch` in [`crate::stall`].
 //! - An end whose comm has failed says so, because its peer may wait for new queue pairs.
 //! - An end that stands still asks the peer for its view; see [`stall`](crate::stall).
 //!
