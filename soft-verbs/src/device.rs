@@ -126,6 +126,7 @@ impl Device {
                 let name = self.name().to_string_lossy();
                 let mut config = SoftConfig::new(name, self.address);
                 (config.ports, config.numbers_tell_port) = (shared_ports::ports(), true);
+                config.spins_on_memory = true;
                 let nic = without_signals(|| SoftNic::open(&config))?;
                 open.nic.insert(nic).clone()
             }

@@ -60,6 +60,10 @@ pub struct SoftConfig {
     /// Queue pair numbers tell the port of this NIC ([`shared_ports`]). The port must then be one of
     /// these.
     pub numbers_tell_port: bool,
+    /// The application may poll for a while, and then spin on memory until a peer writes there. The NIC then
+    /// takes over within microseconds. Without such an application, that only takes processor time from
+    /// applications that poll.
+    pub spins_on_memory: bool,
 }
 
 impl SoftConfig {
@@ -75,6 +79,7 @@ impl SoftConfig {
             tuning: None,
             impairment: None,
             numbers_tell_port: false,
+            spins_on_memory: false,
         }
     }
 }
@@ -171,9 +176,9 @@ impl SoftNic {
             options: QpOptions::all(),
         };
         let port = Arc::new(Port::new(rx, sockets, device));
-        let serving = Arc::clone(&port);
-        let thread =
-            thread::Builder::new().name(config.name.clone()).spawn(move || serving.serve())?;
+        let (serving, spins_on_memory) = (Arc::clone(&port), config.spins_on_memory);
+        let serve = move || serving.serve(spins_on_memory);
+        let thread = thread::Builder::new().name(config.name.clone()).spawn(serve)?;
         Ok(SoftNic(Arc::new(Owner { name: config.name.clone(), attr, port, thread: Some(thread) })))
     }
 

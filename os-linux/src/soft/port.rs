@@ -207,10 +207,10 @@ impl Port {
     }
 
     /// Runs the thread until [`Port::stop`].
-    pub(super) fn serve(&self) {
+    pub(super) fn serve(&self, spins_on_memory: bool) {
         // Linux lets sleeps of a thread end 50 microseconds late unless the thread asks for less.
         let _ = set_current_timer_slack(NonZeroU64::new(1));
-        let mut stand_by = StandBy::default();
+        let mut stand_by = StandBy::new(spins_on_memory);
         while !self.stop.load(Ordering::Acquire) {
             let now = now_ns();
             let quiet = now.saturating_sub(self.last_poll_ns.load(Ordering::Relaxed));

@@ -16,13 +16,19 @@ const CHECKS: u32 = 64;
 /// Some programs poll the NIC for a while, and then spin on memory until a peer writes there. Each packet
 /// that such a program leaves to the thread, be it an acknowledge to send, lets the thread stand by only
 /// shortly for some time.
-#[derive(Default)]
 pub(super) struct StandBy {
+    /// Whether the application is such a program.
+    spins_on_memory: bool,
     /// Number of checks until the thread stands by for long again.
     checks_left: u32,
 }
 
 impl StandBy {
+    /// Creates the decisions of one NIC. `spins_on_memory` says whether its application may spin on memory.
+    pub(super) fn new(spins_on_memory: bool) -> Self {
+        StandBy { spins_on_memory, checks_left: 0 }
+    }
+
     /// Returns how long the thread must still stand by if the last poll was `quiet_ns` ago. `None` means
     /// that the thread takes over.
     pub(super) fn wait(&mut self, quiet_ns: u64) -> Option<Duration> {
@@ -35,7 +41,7 @@ impl StandBy {
     /// Notes that the thread took over `quiet_ns` after the last poll, and whether packets had arrived or
     /// were left to send.
     pub(super) fn took_over(&mut self, quiet_ns: u64, found_work: bool) {
-        self.checks_left = match found_work && quiet_ns >= SHORT_NS {
+        self.checks_left = match self.spins_on_memory && found_work && quiet_ns >= SHORT_NS {
             true => CHECKS,
             false => self.checks_left.saturating_sub(1),
         };
@@ -48,7 +54,7 @@ mod tests {
 
     #[test]
     fn the_thread_stands_by_shortly_while_the_application_leaves_packets_to_it() {
-        let mut stand_by = StandBy::default();
+        let mut stand_by = StandBy::new(true);
         assert_eq!(stand_by.wait(0), Some(Duration::from_nanos(LONG_NS)));
         assert_eq!(stand_by.wait(LONG_NS), None);
         stand_by.took_over(LONG_NS, true);
@@ -62,7 +68,7 @@ mod tests {
 
     #[test]
     fn the_thread_stands_by_for_long_again_once_the_application_polls_for_some_time() {
-        let mut stand_by = StandBy::default();
+        let mut stand_by = StandBy::new(true);
         stand_by.took_over(LONG_NS, true);
         let short = (0..1000).filter(|_| stand_by.wait(0) < Some(Duration::from_nanos(LONG_NS)));
         assert_eq!(short.count(), CHECKS as usize);
@@ -76,8 +82,17 @@ mod tests {
     }
 
     #[test]
+    fn for_an_application_that_never_spins_on_memory_the_thread_stands_by_for_long() {
+        let mut stand_by = StandBy::new(false);
+        for _ in 0..100 {
+            assert_eq!(stand_by.wait(SHORT_NS), Some(Duration::from_nanos(LONG_NS - SHORT_NS)));
+            stand_by.took_over(LONG_NS, true);
+        }
+    }
+
+    #[test]
     fn packets_that_the_application_would_have_taken_soon_do_not_count() {
-        let mut stand_by = StandBy::default();
+        let mut stand_by = StandBy::new(true);
         stand_by.took_over(SHORT_NS - 1, true);
         assert!(stand_by.wait(SHORT_NS).is_some());
     }
