@@ -16,6 +16,7 @@
 //!   how a thread waits for many descriptors
 //! - [`biased`]: values that one thread uses all the time and another one now and then
 //! - [`ports`]: the ports that listeners take
+//! - [`own_thread`]: threads that serve their process
 //! - [`processors`], [`random`], [`clock`], [`env`](mod@env): processors, random numbers, the clock and
 //!   the environment
 
@@ -26,6 +27,7 @@ pub mod env;
 pub mod interest;
 pub mod interface;
 pub mod memory;
+pub mod own_thread;
 pub mod pcap;
 pub mod pmi;
 pub mod poller;

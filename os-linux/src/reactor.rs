@@ -6,12 +6,11 @@
 use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::process;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::Waker;
-use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use crate::own_thread::OwnThread;
 use crate::poller::Poller;
 
 /// The reactor of this process, while there are seats.
@@ -26,10 +25,8 @@ pub struct Seat {
 
 #[derive(Debug)]
 struct Running {
-    /// The process of the thread. A child of `fork` has none.
-    process: u32,
     shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
+    thread: OwnThread,
 }
 
 #[derive(Debug)]
@@ -43,7 +40,7 @@ struct State {
     last: u64,
     /// The tasks that wait.
     waiting: HashMap<u64, Waiting>,
-    /// The same tasks in the order in which their times are over.
+    /// The times of the waiting tasks, the earliest first.
     times: BTreeSet<(Instant, u64)>,
     /// When the thread ends its sleep by itself, if it does.
     sleeps_until: Option<Instant>,
@@ -64,7 +61,7 @@ impl Seat {
     pub fn take() -> io::Result<Self> {
         let mut of_process = OF_PROCESS.lock().unwrap_or_else(PoisonError::into_inner);
         let running = of_process.upgrade();
-        let running = match running.filter(|running| running.process == process::id()) {
+        let running = match running.filter(|running| running.thread.is_here()) {
             Some(running) => running,
             None => {
                 let running = Arc::new(Running::start()?);
@@ -163,11 +160,11 @@ impl Shared {
 impl Running {
     fn start() -> io::Result<Self> {
         let shared = Arc::new(Shared { poller: Poller::new()?, state: Mutex::default() });
-        let thread = thread::Builder::new().name("invar-reactor".to_owned()).spawn({
+        let thread = OwnThread::start("invar-reactor", {
             let shared = Arc::clone(&shared);
             move || shared.run()
         })?;
-        Ok(Running { process: process::id(), shared, thread: Some(thread) })
+        Ok(Running { shared, thread })
     }
 }
 
@@ -175,17 +172,6 @@ impl Drop for Running {
     fn drop(&mut self) {
         self.shared.state().is_over = true;
         self.shared.poller.call();
-        let thread = self.thread.take();
-        match thread {
-            // A waker that the thread drops may own the last seat, and a thread does not wait for itself.
-            Some(thread)
-                if self.process == process::id()
-                    && thread.thread().id() != thread::current().id() =>
-            {
-                drop(thread.join());
-            }
-            thread => std::mem::forget(thread),
-        }
     }
 }
 
@@ -196,6 +182,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
     use std::sync::atomic::{AtomicU32, Ordering};
     use std::task::Wake;
+    use std::thread;
 
     use super::*;
 

@@ -1,14 +1,15 @@
 //! The port of an open device: an asynchronous event tells when it goes down, and when it is active again.
 
-use std::os::fd::OwnedFd;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::thread::{self, JoinHandle};
-use std::{io, mem, process};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use invar_core::nic::{Nic, PortState};
+use invar_linux::own_thread::OwnThread;
+use invar_linux::poller::Poller;
 use invar_linux::soft::SoftNic;
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
-use rustix::io::{Errno, write};
+use rustix::io::Errno;
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, bind, recv, socket_with};
 
@@ -25,10 +26,13 @@ const PORT: usize = 1;
 
 /// A thread that tells the events of a port, until the value is dropped.
 pub(crate) struct PortWatch {
-    stop: Arc<OwnedFd>,
-    /// The process of the thread. A child of `fork` has none.
-    process: u32,
-    thread: Option<JoinHandle<()>>,
+    shared: Arc<Shared>,
+    _thread: OwnThread,
+}
+
+struct Shared {
+    poller: Poller,
+    is_over: AtomicBool,
 }
 
 impl PortWatch {
@@ -41,12 +45,12 @@ impl PortWatch {
         // No protocol stands for 0, which is `NETLINK_ROUTE`.
         let changes = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None)?;
         bind(&changes, &SocketAddrNetlink::new(0, CHANGES))?;
-        let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
+        let shared = Arc::new(Shared { poller: Poller::new()?, is_over: AtomicBool::new(false) });
         let mut was_active = is_active(&nic);
         let run = {
-            let stop = Arc::clone(&stop);
+            let shared = Arc::clone(&shared);
             move || {
-                while wait(&changes, &stop) {
+                while shared.wait(&changes) {
                     let is_active = is_active(&nic);
                     if is_active != was_active {
                         let event = if is_active { PORT_ACTIVE } else { PORT_ERR };
@@ -56,42 +60,34 @@ impl PortWatch {
                 }
             }
         };
-        let thread =
-            without_signals(|| thread::Builder::new().name("invar-port".to_owned()).spawn(run))?;
-        Ok(PortWatch { stop, process: process::id(), thread: Some(thread) })
+        let thread = without_signals(|| OwnThread::start("invar-port", run))?;
+        Ok(PortWatch { shared, _thread: thread })
     }
 }
 
 impl Drop for PortWatch {
     fn drop(&mut self) {
-        let thread = self.thread.take();
-        if self.process != process::id() {
-            // The thread is in the parent.
-            mem::forget(thread);
-            return;
+        self.shared.is_over.store(true, Ordering::Relaxed);
+        self.shared.poller.call();
+    }
+}
+
+impl Shared {
+    /// Waits for changes of interfaces and takes them all. Returns `false` if the watch ends.
+    fn wait(&self, changes: &OwnedFd) -> bool {
+        if self.poller.watch(changes.as_fd(), 1).is_err() {
+            return false;
         }
-        let _ = write(&self.stop, &1u64.to_ne_bytes());
-        thread.map(JoinHandle::join);
+        self.poller.sleep(None, |_| {});
+        // A change that found no room in the socket (`ENOBUFS`) is an error once, and then the socket goes on.
+        let mut message = [0; 4096];
+        while matches!(recv(changes, &mut message, RecvFlags::empty()), Ok(_) | Err(Errno::NOBUFS))
+        {
+        }
+        !self.is_over.load(Ordering::Relaxed)
     }
 }
 
 fn is_active(nic: &SoftNic) -> bool {
     nic.query_port().is_ok_and(|port| port.state == PortState::Active)
-}
-
-/// Waits for changes of interfaces and takes them all. Returns `false` if the watch ends.
-fn wait(changes: &OwnedFd, stop: &OwnedFd) -> bool {
-    let mut polled = [PollFd::new(changes, PollFlags::IN), PollFd::new(stop, PollFlags::IN)];
-    while let Err(error) = poll(&mut polled, None) {
-        if error != Errno::INTR {
-            return false;
-        }
-    }
-    if !polled[1].revents().is_empty() {
-        return false;
-    }
-    // A change that found no room in the socket (`ENOBUFS`) is an error once, and then the socket goes on.
-    let mut message = [0; 4096];
-    while matches!(recv(changes, &mut message, RecvFlags::empty()), Ok(_) | Err(Errno::NOBUFS)) {}
-    true
 }

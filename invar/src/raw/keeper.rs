@@ -12,14 +12,13 @@
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::process;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use invar_linux::biased::Biased;
 use invar_linux::interface;
+use invar_linux::own_thread::OwnThread;
 use invar_linux::poller::Poller;
 
 use super::recorded::{Recording, Snapshot};
@@ -213,10 +212,8 @@ struct List {
 }
 
 struct Running {
-    /// The process of the thread. A child of `fork` has none.
-    process: u32,
     ends: Arc<Ends>,
-    thread: Option<JoinHandle<()>>,
+    thread: OwnThread,
 }
 
 impl Keeper {
@@ -231,7 +228,7 @@ impl Keeper {
         of_process.retain(|(_, running)| running.strong_count() > 0);
         let mut keepers = of_process.iter().filter(|(namespace, _)| *namespace == here);
         // After `fork` a child has the list of its parent, without the threads.
-        let own = |running: &Arc<Running>| running.process == process::id();
+        let own = |running: &Arc<Running>| running.thread.is_here();
         let running = match keepers.find_map(|(_, running)| running.upgrade().filter(own)) {
             Some(running) => running,
             None => {
@@ -340,11 +337,11 @@ impl Ends {
 impl Running {
     fn start() -> io::Result<Self> {
         let ends = Arc::new(Ends { list: Mutex::default(), poller: Some(Poller::new()?) });
-        let thread = thread::Builder::new().name("invar-keeper".to_owned()).spawn({
+        let thread = OwnThread::start("invar-keeper", {
             let ends = Arc::clone(&ends);
             move || ends.poller.as_ref().map_or((), |poller| ends.run(poller))
         })?;
-        Ok(Running { process: process::id(), ends, thread: Some(thread) })
+        Ok(Running { ends, thread })
     }
 }
 
@@ -352,12 +349,6 @@ impl Drop for Running {
     fn drop(&mut self) {
         self.ends.list().is_over = true;
         self.ends.call();
-        match self.thread.take() {
-            // The thread catches panics.
-            Some(thread) if self.process == process::id() => drop(thread.join()),
-            // The thread was not copied by `fork`.
-            thread => std::mem::forget(thread),
-        }
     }
 }
 
@@ -368,6 +359,7 @@ mod tests {
     use std::os::fd::AsFd;
     use std::os::unix::net::UnixStream;
     use std::sync::atomic::AtomicU32;
+    use std::thread;
 
     #[derive(Default)]
     struct Counted {
