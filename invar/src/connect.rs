@@ -70,18 +70,8 @@ impl Listener {
     /// # Errors
     /// No peer was connected in time. The error is that of the last peer that gave up, if one did.
     pub fn accept_within(&self, timeout: Duration) -> Result<RecvComm, Error> {
-        let (mut accepting, last_error) = (None::<Accepting>, Cell::new(None));
-        let poll = || {
-            if accepting.is_none() {
-                accepting = self.accept()?;
-            }
-            let polled = accepting.as_mut().map_or(Ok(None), Accepting::poll);
-            Ok(polled.unwrap_or_else(|error| {
-                accepting = None;
-                last_error.set(Some(error));
-                None
-            }))
-        };
+        let (mut accepting, last_error) = (None, Cell::new(None));
+        let poll = || self.poll_peer(&mut accepting, |error| last_error.set(Some(error)));
         poll_within(poll, |waited| {
             (waited >= timeout).then(|| last_error.take().unwrap_or_else(|| self.no_peer(timeout)))
         })
@@ -94,20 +84,26 @@ impl Listener {
     /// # Errors
     /// This host cannot accept. A peer that gives up on the way is no error.
     pub async fn accept_async(&self) -> Result<RecvComm, Error> {
-        let (mut accepting, mut alarm) = (None::<Accepting>, Alarm::default());
-        poll_fn(|context| {
-            alarm.poll(context, || {
-                if accepting.is_none() {
-                    accepting = self.accept()?;
-                }
-                let polled = accepting.as_mut().map_or(Ok(None), Accepting::poll);
-                Ok(polled.unwrap_or_else(|_| {
-                    accepting = None;
-                    None
-                }))
-            })
-        })
-        .await
+        let (mut accepting, mut alarm) = (None, Alarm::default());
+        poll_fn(|context| alarm.answer(context, self.poll_peer(&mut accepting, drop))).await
+    }
+
+    /// Accepts a peer if `accepting` has none, and continues to connect it. `gave_up` gets the error of a peer
+    /// that gives up.
+    fn poll_peer(
+        &self,
+        accepting: &mut Option<Accepting>,
+        gave_up: impl FnOnce(Error),
+    ) -> Result<Option<RecvComm>, Error> {
+        if accepting.is_none() {
+            *accepting = self.accept()?;
+        }
+        let polled = accepting.as_mut().map_or(Ok(None), Accepting::poll);
+        Ok(polled.unwrap_or_else(|error| {
+            *accepting = None;
+            gave_up(error);
+            None
+        }))
     }
 
     fn no_peer(&self, within: Duration) -> Error {
@@ -226,10 +222,8 @@ impl Future for Accepting {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let accepting = self.get_mut();
-        let mut alarm = std::mem::take(&mut accepting.alarm);
-        let polled = alarm.poll(context, || Accepting::poll(accepting));
-        accepting.alarm = alarm;
-        polled
+        let polled = Accepting::poll(accepting);
+        accepting.alarm.answer(context, polled)
     }
 }
 
@@ -238,10 +232,8 @@ impl Future for Connecting {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let connecting = self.get_mut();
-        let mut alarm = std::mem::take(&mut connecting.alarm);
-        let polled = alarm.poll(context, || Connecting::poll(connecting));
-        connecting.alarm = alarm;
-        polled
+        let polled = Connecting::poll(connecting);
+        connecting.alarm.answer(context, polled)
     }
 }
 

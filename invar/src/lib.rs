@@ -98,6 +98,7 @@ mod pages {
     mod waiting {}
 }
 
+mod call;
 mod choice;
 pub mod communicator;
 mod connect;

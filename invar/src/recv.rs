@@ -8,6 +8,7 @@ use invar_core::error::{Ends, Error as CoreError};
 use invar_core::fifo::DEPTH_MAX;
 use invar_cuda::flush::Method;
 
+use crate::call::{Call, Requests};
 use crate::error::Kind;
 use crate::raw::{self, FlushBuf, RECVS_MAX, RecvBuf, RecvEnd};
 use crate::request::{Of, UnderWay};
@@ -206,6 +207,12 @@ impl RecvComm {
         }
     }
 
+    /// Tests a receive of one buffer, which has one size.
+    fn test_single(&mut self, request: &Request) -> Result<Option<usize>, Error> {
+        let received = self.test(request)?;
+        Ok(received.map(|received| received.sizes().first().copied().unwrap_or(0)))
+    }
+
     /// Waits until a receive or a flush is done, at most `timeout`.
     ///
     /// # Errors
@@ -238,8 +245,10 @@ impl RecvComm {
         tag: u32,
         timeout: Duration,
     ) -> Result<usize, Error> {
-        let mut call = RecvCall { comm: self, request: None };
-        wait(&mut call, "a receive", timeout, |call| call.poll(region, &range, tag))
+        let mut call = Call::new(self);
+        wait(&mut call, "a receive", timeout, |call| {
+            call.poll(|comm| comm.irecv(&[(region, range.clone(), tag)]), RecvComm::test_single)
+        })
     }
 
     /// Receives like [`RecvComm::recv`], on any executor and without a deadline.
@@ -256,8 +265,11 @@ impl RecvComm {
         range: Range<usize>,
         tag: u32,
     ) -> Result<usize, Error> {
-        let mut call = RecvCall { comm: self, request: None };
-        until(&mut call, |call| call.poll(region, &range, tag)).await
+        let mut call = Call::new(self);
+        until(&mut call, |call| {
+            call.poll(|comm| comm.irecv(&[(region, range.clone(), tag)]), RecvComm::test_single)
+        })
+        .await
     }
 
     /// Arms a descriptor for a program that has an event loop of its own. The descriptor becomes readable
@@ -269,18 +281,7 @@ impl RecvComm {
     /// look every half second, because a descriptor does not tell of a peer that has gone.
     pub fn arm(&mut self) -> Option<BorrowedFd<'_>> {
         self.arm_waiter();
-        let interest = &self.waiter.interest;
-        interest.descriptor().filter(|_| !interest.is_blind())
-    }
-
-    /// Ends the requests that nobody waits for any more, if they are done.
-    #[cold]
-    fn end_abandoned(&mut self) {
-        for request in std::mem::take(&mut self.abandoned) {
-            if let Ok(None) = self.test(&request) {
-                self.abandoned.push(request);
-            }
-        }
+        self.waiter.descriptor()
     }
 
     /// The devices, addresses and queue pairs of both ends of the connection.
@@ -304,43 +305,13 @@ impl Waits for RecvComm {
     }
 }
 
-/// A call that posts a receive and waits for it. If it gives up, the comm ends the request.
-struct RecvCall<'a> {
-    comm: &'a mut RecvComm,
-    request: Option<Request>,
-}
-
-impl RecvCall<'_> {
-    fn poll(
-        &mut self,
-        region: &MemoryRegion,
-        range: &Range<usize>,
-        tag: u32,
-    ) -> Result<Option<usize>, Error> {
-        if self.request.is_none() {
-            self.request = self.comm.irecv(&[(region, range.clone(), tag)])?;
-        }
-        let Some(request) = &self.request else { return Ok(None) };
-        let Some(received) = self.comm.test(request)? else { return Ok(None) };
-        self.request = None;
-        // A receive of one buffer has one size.
-        Ok(Some(received.sizes().first().copied().unwrap_or(0)))
-    }
-}
-
-impl Waits for RecvCall<'_> {
-    fn waiter(&mut self) -> &mut Waiter {
-        self.comm.waiter()
+impl Requests for RecvComm {
+    fn abandoned(&mut self) -> &mut Vec<Request> {
+        &mut self.abandoned
     }
 
-    fn arm_waiter(&mut self) {
-        self.comm.arm_waiter();
-    }
-}
-
-impl Drop for RecvCall<'_> {
-    fn drop(&mut self) {
-        self.comm.abandoned.extend(self.request.take());
+    fn is_under_way(&mut self, request: &Request) -> bool {
+        matches!(self.test(request), Ok(None))
     }
 }
 

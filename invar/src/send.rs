@@ -7,6 +7,7 @@ use std::time::Duration;
 use invar_core::comm::Request as CoreRequest;
 use invar_core::error::Ends;
 
+use crate::call::{Call, Requests};
 use crate::raw::{SendBuf, SendEnd};
 use crate::request::{Of, UnderWay};
 use crate::settings::EndSettings;
@@ -138,8 +139,10 @@ impl SendComm {
         tag: u32,
         timeout: Duration,
     ) -> Result<usize, Error> {
-        let mut call = SendCall { comm: self, request: None };
-        wait(&mut call, "a send", timeout, |call| call.poll(region, &range, tag))
+        let mut call = Call::new(self);
+        wait(&mut call, "a send", timeout, |call| {
+            call.poll(|comm| comm.isend(region, range.clone(), tag), SendComm::test)
+        })
     }
 
     /// Sends like [`SendComm::send`], on any executor and without a deadline.
@@ -155,8 +158,11 @@ impl SendComm {
         range: Range<usize>,
         tag: u32,
     ) -> Result<usize, Error> {
-        let mut call = SendCall { comm: self, request: None };
-        until(&mut call, |call| call.poll(region, &range, tag)).await
+        let mut call = Call::new(self);
+        until(&mut call, |call| {
+            call.poll(|comm| comm.isend(region, range.clone(), tag), SendComm::test)
+        })
+        .await
     }
 
     /// Arms a descriptor for a program that has an event loop of its own. The descriptor becomes readable
@@ -168,18 +174,7 @@ impl SendComm {
     /// look every half second, because a descriptor does not tell of a peer that has gone.
     pub fn arm(&mut self) -> Option<BorrowedFd<'_>> {
         self.arm_waiter();
-        let interest = &self.waiter.interest;
-        interest.descriptor().filter(|_| !interest.is_blind())
-    }
-
-    /// Ends the requests that nobody waits for any more, if they are done.
-    #[cold]
-    fn end_abandoned(&mut self) {
-        for request in std::mem::take(&mut self.abandoned) {
-            if let Ok(None) = self.test(&request) {
-                self.abandoned.push(request);
-            }
-        }
+        self.waiter.descriptor()
     }
 
     /// The devices, addresses and queue pairs of both ends of the connection.
@@ -203,43 +198,12 @@ impl Waits for SendComm {
     }
 }
 
-/// A call that starts a send and waits for it. If it gives up, the comm ends the request.
-struct SendCall<'a> {
-    comm: &'a mut SendComm,
-    request: Option<Request>,
-}
-
-impl SendCall<'_> {
-    fn poll(
-        &mut self,
-        region: &MemoryRegion,
-        range: &Range<usize>,
-        tag: u32,
-    ) -> Result<Option<usize>, Error> {
-        if self.request.is_none() {
-            self.request = self.comm.isend(region, range.clone(), tag)?;
-        }
-        let Some(request) = &self.request else { return Ok(None) };
-        let sent = self.comm.test(request)?;
-        if sent.is_some() {
-            self.request = None;
-        }
-        Ok(sent)
-    }
-}
-
-impl Waits for SendCall<'_> {
-    fn waiter(&mut self) -> &mut Waiter {
-        self.comm.waiter()
+impl Requests for SendComm {
+    fn abandoned(&mut self) -> &mut Vec<Request> {
+        &mut self.abandoned
     }
 
-    fn arm_waiter(&mut self) {
-        self.comm.arm_waiter();
-    }
-}
-
-impl Drop for SendCall<'_> {
-    fn drop(&mut self) {
-        self.comm.abandoned.extend(self.request.take());
+    fn is_under_way(&mut self, request: &Request) -> bool {
+        matches!(self.test(request), Ok(None))
     }
 }

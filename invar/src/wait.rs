@@ -1,6 +1,7 @@
 //! Waiting: ask again for a short time, and then sleep until there is news.
 
 use std::future::poll_fn;
+use std::os::fd::BorrowedFd;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -29,8 +30,8 @@ const BLIND: [Duration; 2] = [Duration::from_micros(20), Duration::from_millis(1
 #[derive(Debug)]
 pub(crate) struct Waiter {
     spin: Spin,
-    pub(crate) interest: Interest,
-    /// What wakes a task that waits.
+    interest: Interest,
+    /// Wakes a task that waits.
     alarm: Alarm,
 }
 
@@ -56,6 +57,11 @@ impl Waiter {
             // The GPU's driver tells nobody that a copy is done.
             self.interest.blind();
         }
+    }
+
+    /// The descriptor that is readable when there is news, if descriptors tell of all news.
+    pub(crate) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.interest.descriptor().filter(|_| !self.interest.is_blind())
     }
 }
 
@@ -130,7 +136,7 @@ pub(crate) fn wait<E: Waits, T>(
     }
 }
 
-/// What wakes a task that waits.
+/// Wakes a task that waits.
 #[derive(Debug, Default)]
 pub(crate) struct Alarm {
     seat: Option<Seat>,
@@ -170,14 +176,14 @@ impl Alarm {
         }
     }
 
-    /// Polls once for a task. The task is woken after an eighth of the time that it has waited, so the sleeps
-    /// delay the answer by no more than that.
-    pub(crate) fn poll<T>(
+    /// Answers a task what it has got by asking. Without an answer, the task is woken after an eighth of the time
+    /// that it has waited, so the sleeps delay the answer by no more than that.
+    pub(crate) fn answer<T>(
         &mut self,
         context: &Context<'_>,
-        poll: impl FnOnce() -> Result<Option<T>, Error>,
+        asked: Result<Option<T>, Error>,
     ) -> Poll<Result<T, Error>> {
-        if let Some(answer) = poll().transpose() {
+        if let Some(answer) = asked.transpose() {
             self.end();
             return Poll::Ready(answer);
         }

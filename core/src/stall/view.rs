@@ -48,7 +48,7 @@ pub enum Wait {
     Recv,
 }
 
-/// What an end knows about its direction of a connection. The default is an end at which nothing has begun.
+/// The knowledge of an end about its direction of a connection. By default nothing has begun at the end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EndView {
     /// The process of the end.
