@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc::channel;
@@ -10,8 +9,8 @@ use std::thread;
 use std::time::Duration;
 
 use invar_testkit::namespaces::Hosts;
-use invar_testkit::shell;
 use invar_testkit::wait::watch;
+use invar_testkit::{shell, unused};
 
 fn library() -> PathBuf {
     std::env::current_exe().unwrap().with_file_name("libinvar_soft_verbs.so")
@@ -80,22 +79,21 @@ fn listens(port: &str) -> bool {
     tables.iter().flatten().any(|table| table.lines().any(at_port))
 }
 
-/// Runs both ends of a ping-pong, and returns whether they succeeded and what they printed.
-fn ping_pong(program: &str, arguments: &[&str]) -> [(bool, String); 2] {
-    both_ends(program, &["-g", "0"], arguments)
-}
-
-/// Runs both ends of a program; `gid` is how it names the GID.
-fn both_ends(program: &str, gid: &[&str], arguments: &[&str]) -> [(bool, String); 2] {
-    let port = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
-    let (port, device) = (port.to_string(), loopback());
-    let common = [gid, &["-d", &device, "-p", &port], arguments].concat();
+/// Runs both ends of a program, and returns what the client and the server printed; `gid` is how
+/// the program names the GID. Fails unless both succeed.
+fn both_ends(program: &str, gid: &[&str], arguments: &[&str]) -> [String; 2] {
+    let port = unused::address().port();
+    let (number, device) = (port.to_string(), loopback());
+    let common = [gid, &["-d", &device, "-p", &number], arguments].concat();
     let mut server = Run::start(command(program, &common));
     // The client does not wait for the server to listen.
-    let hex = format!("{:04X}", port.parse::<u16>().unwrap());
+    let hex = format!("{port:04X}");
     watch("the server to listen", || server.0.try_wait().unwrap().is_some() || listens(&hex));
     let client = Run::start(command(program, &[&common[..], &["localhost"]].concat()));
-    [client.outcome(), server.outcome()]
+    let [(client_ok, client), (server_ok, server)] = [client.outcome(), server.outcome()];
+    let both = format!("{program} {common:?}\nclient: {client}\nserver: {server}");
+    assert!(client_ok && server_ok, "{both}");
+    [client, server]
 }
 
 #[test]
@@ -153,8 +151,8 @@ fn ping_pongs_of_rdma_core_run_between_two_processes() {
         ("ibv_uc_pingpong", &["-n", "100", "-e"]),
     ];
     for (program, arguments) in cases {
-        for (ok, text) in ping_pong(program, arguments) {
-            assert!(ok && text.contains("usec/iter"), "{program} {arguments:?}: {text}");
+        for text in both_ends(program, &["-g", "0"], arguments) {
+            assert!(text.contains("usec/iter"), "{program} {arguments:?}: {text}");
             assert!(!text.contains("invalid data"), "{program} {arguments:?}: {text}");
         }
     }
@@ -184,9 +182,7 @@ fn tests_of_perftest_end_well_between_two_processes() {
         ("ib_read_lat", &["-n", "100"]),
     ];
     for (program, arguments) in cases {
-        for (ok, text) in both_ends(program, &["-x", "0"], arguments) {
-            assert!(ok, "{program} {arguments:?}: {text}");
-        }
+        both_ends(program, &["-x", "0"], arguments);
     }
 }
 

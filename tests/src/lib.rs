@@ -21,6 +21,7 @@ pub mod sim;
 pub mod strangers;
 pub mod sysfs;
 pub mod tcp_times;
+pub mod unused;
 pub mod wait;
 pub mod warnings;
 

@@ -1,8 +1,8 @@
 //! Collectives among processes.
 
 use std::fs;
-use std::net::TcpListener;
 
+use invar_testkit::unused;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -18,12 +18,6 @@ fn rank(root: &str, rank: u32, ranks: u32, secret: &str) -> Command {
 
 /// Iterations. As many as a free machine does in a while may take a busy one for ever.
 const FEW: [&str; 2] = ["-n", "20"];
-
-/// An address of this host that nobody listens at, for now.
-fn free_address() -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.local_addr().unwrap().to_string()
-}
 
 fn rows(outcome: &Outcome) -> (Value, Vec<Value>) {
     let json = json(&outcome.stdout);
@@ -80,7 +74,7 @@ fn ranks_may_share_no_memory() {
 
 #[test]
 fn ranks_that_are_started_one_by_one_meet_at_the_root() {
-    let root = free_address();
+    let root = unused::address().to_string();
     // The root comes last.
     let start = |number| Run::start(rank(&root, number, 3, "a word").args(FEW));
     let ranks = [2, 1, 0].map(start);
@@ -91,7 +85,7 @@ fn ranks_that_are_started_one_by_one_meet_at_the_root() {
 
 #[test]
 fn who_has_another_secret_or_size_is_told_so_and_the_others_go_on() {
-    let root = free_address();
+    let root = unused::address().to_string();
     let zero = Run::start(rank(&root, 0, 2, "a word").args(FEW));
     let stranger = Run::start(&mut rank(&root, 1, 2, "another")).wait();
     let text = "the listener hung up before it had proved who it is: it knows another secret";
@@ -111,7 +105,7 @@ fn ranks_with_different_flags_all_name_the_first_difference() {
         (&["-n", "20", "-d", "int8"], "--type is float at rank 0 and int8 at rank 1;"),
         (&["-n", "20", "-o", "max"], "--op is sum at rank 0 and max at rank 1;"),
     ] {
-        let root = free_address();
+        let root = unused::address().to_string();
         let two = Run::start(rank(&root, 2, 3, "a word").args(FEW));
         let one = Run::start(rank(&root, 1, 3, "a word").args(flags));
         let zero = Run::start(rank(&root, 0, 3, "a word").args(FEW));
@@ -121,7 +115,7 @@ fn ranks_with_different_flags_all_name_the_first_difference() {
             assert_eq!(outcome.stdout, "", "nothing was measured");
         }
     }
-    let root = free_address();
+    let root = unused::address().to_string();
     let zero = Run::start(rank(&root, 0, 2, "a word").args(FEW));
     let mut other = invar(&["coll", "broadcast", "-b", "4K"]);
     other.args(["--rank", "1", "--ranks", "2", "--root", &root]);
@@ -176,7 +170,7 @@ fn a_rank_without_a_secret_is_refused() {
 
 #[test]
 fn rank_0_makes_up_a_secret_where_none_is_set_and_prints_it() {
-    let root = free_address();
+    let root = unused::address().to_string();
     let outcome = Run::start(rank(&root, 0, 1, "").args(FEW)).wait();
     let secret = outcome.line().split_once("the other ranks need INVAR_COLL_SECRET=").unwrap().1;
     assert_eq!(secret.len(), 32, "{secret}");
@@ -199,7 +193,7 @@ fn a_file_that_cannot_be_written_is_named_once_and_at_once() {
 
 #[test]
 fn a_rank_that_does_not_come_is_named() {
-    let root = free_address();
+    let root = unused::address().to_string();
     let mut zero = rank(&root, 0, 2, "a word");
     let outcome = Run::start(zero.env("INVAR_CONNECT_TIMEOUT_MS", "500")).wait();
     assert_eq!(outcome.status, Some(3));
@@ -211,7 +205,7 @@ fn a_rank_that_does_not_come_is_named() {
 fn a_rank_that_is_killed_ends_the_others_who_name_it() {
     let ways = [("0", "socket"), ("1", "socket"), ("1", "soft")];
     for ((shm_disable, transport), victim) in ways.into_iter().flat_map(|w| [(w, 2), (w, 0)]) {
-        let root = free_address();
+        let root = unused::address().to_string();
         let start = |number| {
             let mut command = rank(&root, number, 3, "a word");
             command.args(["-n", "100000000", "--no-check"]);
@@ -260,7 +254,7 @@ fn ranks_say_how_they_stand_on_a_signal_and_go_on() {
         ("0", "rank 1 of 2: links are in shared memory\n"),
         ("1", "rank 1 of 2: links over the network\nACTIVE LINKS\n"),
     ] {
-        let root = free_address();
+        let root = unused::address().to_string();
         let start = |number: u32| {
             let mut command = invar(&["coll", "all_reduce", "-e", "64K", "-f", "16"]);
             command.args(["--rank", &number.to_string(), "--ranks", "2", "--root", &root]);

@@ -5,6 +5,7 @@ use std::process::Command;
 
 use invar_testkit::fake_cuda::FakeCuda;
 use invar_testkit::sysfs::Tree;
+use invar_testkit::unused;
 use serde_json::Value;
 
 use crate::*;
@@ -159,9 +160,7 @@ fn the_limit_on_locked_memory_holds_for_root_of_a_container() {
 
 #[test]
 fn a_peer_where_nobody_listens_is_found() {
-    let unused = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let addr = unused.local_addr().unwrap().to_string();
-    drop(unused);
+    let addr = unused::address().to_string();
     let outcome = run(&["doctor", "--json", "--peer", &addr]);
     assert_eq!(ids(&outcome), ["peer-silent"]);
     assert_eq!(json(&outcome.stdout)["checks"], serde_json::json!(["peer"]));

@@ -2,12 +2,13 @@
 
 use std::fs;
 use std::io::Write;
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::path::PathBuf;
 use std::thread;
 
 use invar_core::auth::{Secret, Service};
 use invar_testkit::strangers::{Door, besiege};
+use invar_testkit::unused;
 use invar_testkit::wait::until;
 
 use crate::*;
@@ -37,11 +38,6 @@ impl Drop for Dir {
     }
 }
 
-/// A port that was free a moment ago.
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
-
 /// A run of `invar perf` between two processes, which ends when the test does.
 fn perf(dir: &Dir, metrics: &str) -> [Run; 2] {
     let mut command = dir.invar(&["perf", "--server", "127.0.0.1:0"]);
@@ -69,7 +65,7 @@ fn sample(text: &str, parts: &[&str]) -> Option<f64> {
 #[test]
 fn a_run_shows_the_metrics_of_both_processes_over_http() {
     let dir = Dir::new("http");
-    let addr = format!("127.0.0.1:{}", free_port());
+    let addr = unused::address().to_string();
     let _runs = perf(&dir, &addr);
     let sent = ["invar_sent_bytes_total{", "role=\"sender\"", "device=\"soft"];
     let value = || scrape(&addr).and_then(|text| sample(&text, &sent)).unwrap_or_default();
@@ -128,7 +124,7 @@ fn a_place_that_others_reach_is_refused_in_words() {
 fn a_listener_of_metrics_keeps_strangers_off() {
     besiege("the listener of metrics", || {
         let dir = Dir::new("strangers");
-        let addr = format!("127.0.0.1:{}", free_port());
+        let addr = unused::address().to_string();
         let runs = perf(&dir, &addr);
         until("the listener", || scrape(&addr).is_some());
         let (secret, service, process) = (Secret::PUBLIC, Service::Perf, runs[0].0.id());

@@ -3,6 +3,7 @@
 use std::net::TcpListener;
 
 use invar_core::param::PortRange;
+use invar_testkit::unused;
 
 use super::capture::{Captured, datagrams};
 use crate::*;
@@ -57,7 +58,7 @@ fn ranks_say_where_the_range_has_no_port_left() {
     assert!(outcome.line().contains(&says), "{}", outcome.line());
 
     // Where the rendezvous has another port, the links have none.
-    let root = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let root = unused::address().to_string();
     let ranks = ["0", "1"].map(|rank| {
         let mut command = invar(&args);
         command.args(["--rank", rank, "--root", &root]).env("INVAR_COLL_SECRET", "a word");

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::net::{TcpListener, TcpStream};
 
 use invar_core::auth::{Hello, NONCE_BYTES, Secret, Service};
-use invar_testkit::insider;
+use invar_testkit::{insider, unused};
 
 use crate::*;
 
@@ -107,7 +107,7 @@ fn what_tcp_does_not_have_is_refused() {
 
 #[test]
 fn a_server_that_is_not_there_is_named() {
-    let unused = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let unused = unused::address().to_string();
     let outcome = run(&["perf", "--connect", &unused]);
     assert_eq!(outcome.status, FAILED);
     let why =

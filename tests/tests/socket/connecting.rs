@@ -9,6 +9,7 @@ use invar_core::error::{Error, ErrorKind};
 use invar_core::param::{AddressFamily, PortRange};
 use invar_linux::clock::now_ns;
 use invar_linux::socket::{ConnectError, Connecting, Listener, SocketSettings};
+use invar_testkit::unused;
 use invar_testkit::wait::until;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -29,7 +30,7 @@ fn connect_to(addr: SocketAddr, settings: &SocketSettings) -> (Connecting, Error
 
 #[test]
 fn a_port_where_nobody_listens_refuses() {
-    let addr = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let addr = SocketAddr::V4(unused::address());
     let (connecting, error) = connect_to(addr, &settings(1, 0));
     assert!(matches!(error, Error::Stream { error: StreamError::Os(111), .. }), "{error}");
     assert_eq!(error.kind(), ErrorKind::Network);
