@@ -64,7 +64,7 @@ struct EventBytes {
 assert_eq_size!(EventBytes, [u8; 32]);
 
 impl EventKind {
-    const ALL: [Self; 8] = [
+    pub(super) const ALL: [Self; 8] = [
         EventKind::Opened,
         EventKind::Progress,
         EventKind::Waits,

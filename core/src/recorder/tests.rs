@@ -81,7 +81,42 @@ fn what_is_no_record_is_refused_in_words() {
     assert_eq!(Header::parse(&newer), Err(RecordError::Version(9)));
 }
 
+fn any_view() -> impl Strategy<Value = EndView> {
+    any::<[[u8; 32]; 3]>().prop_map(|bytes| {
+        let bytes = bytes.concat();
+        EndView::parse(ViewBytes::ref_from_bytes(&bytes).unwrap())
+    })
+}
+
+fn any_event() -> impl Strategy<Value = Event> {
+    let kind = prop::sample::select(EventKind::ALL.as_slice());
+    (kind, any::<[u64; 3]>(), any::<u32>()).prop_map(|(kind, [at_ns, begun, done], untested)| {
+        Event { at_ns, kind, begun, done, untested }
+    })
+}
+
 proptest! {
+    #[test]
+    fn any_record_survives_the_file(
+        is_sender: bool, (qpn, looked_ns) in any::<(u32, u64)>(), view in any_view(),
+        (ends, device) in ("[ -~]{0,256}", "[ -~]{0,64}"),
+        (peer, verdict) in ("[ -~]{0,64}", "[ -~]{0,704}"),
+        numbers: [u64; 5], nic: [u64; NicCounters::COUNT],
+        events in prop::collection::vec(any_event(), 0..=EVENTS), turn: u64,
+    ) {
+        let role = if is_sender { Role::Sender } else { Role::Receiver };
+        let mut record = Record::new(role, qpn, &ends, view, looked_ns);
+        record.name(&device, &peer);
+        record.verdict = cut(&verdict);
+        let [bytes, recoveries, stalls, receive_wait_ns, latency_ns] = numbers;
+        record.numbers = EndNumbers { bytes, recoveries, stalls, receive_wait_ns, ..EndNumbers::default() };
+        record.numbers.latency.add(latency_ns);
+        record.nic = NicCounters::from_array(nic);
+        record.events.clear();
+        record.events.extend(events);
+        prop_assert_eq!(Record::parse(&record.to_bytes(turn)), Ok(Some(record)));
+    }
+
     #[test]
     fn no_bytes_make_it_panic(
         bytes in prop::collection::vec(any::<u8>(), 0..RECORD_BYTES + 8),

@@ -145,6 +145,27 @@ proptest! {
     }
 
     #[test]
+    fn of_views_the_last_arrives_as_it_was_sent(
+        views in prop::collection::vec(any::<([[u8; 32]; 3], bool)>(), 1..6), credit in 1usize..300,
+    ) {
+        let mut stream = Slow { bytes: heapless::Deque::new(), credit };
+        let (mut writer, mut reader) = (ControlWriter::new(), ControlReader::new());
+        let mut received = Vec::new();
+        let mut last = None;
+        for (bytes, asks) in &views {
+            let view = EndView::parse(ViewBytes::ref_from_bytes(&bytes.concat()).unwrap());
+            let message = Control::View { view, asks: *asks };
+            // A view takes the place of one that has not left, so there is always room.
+            prop_assert!(writer.put(&message, 0));
+            writer.flush(&mut stream);
+            received.extend(reader.recv(&mut stream, 3).unwrap());
+            last = Some(message);
+        }
+        received.extend(drain(&mut writer, &mut reader, &mut stream));
+        prop_assert_eq!(received.last(), last.as_ref());
+    }
+
+    #[test]
     fn no_bytes_make_it_panic(bytes in prop::collection::vec(any::<u8>(), 0..2000), head in 0..8) {
         let mut stream = Slow { bytes: heapless::Deque::new(), credit: 700 };
         let head = [&CLOSE[..], &REPORT, &READY, &FAILED, &ASK, &SEEN, &VIEW, &[]][head as usize];
