@@ -8,12 +8,18 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
+use invar::AddressFamily;
+use invar_linux::soft;
+
 use crate::failure::Failure;
 
 /// The library in the folder where cargo builds it beside this command.
 const BUILT: &str = "libinvar_soft_verbs.so";
 /// The library in a package, from the folder of this command.
 const INSTALLED: &str = "../lib/invar/libibverbs.so.1";
+
+/// The setting that names the devices, which the library reads.
+const DEVICES: &str = "INVAR_SOFT_DEVICES";
 
 /// Run an RDMA program on software NICs instead of RDMA hardware.
 ///
@@ -24,6 +30,10 @@ pub(crate) struct Args {
     /// Invar's libibverbs.so.1, if it is not where this command looks for it
     #[arg(long, value_name = "FILE")]
     library: Option<PathBuf>,
+    /// The devices that the program sees, in this order: names of interfaces or devices, as in `eth1,eth0`;
+    /// otherwise INVAR_SOFT_DEVICES, or all devices
+    #[arg(long, value_name = "LIST")]
+    devices: Option<String>,
     /// The program and its arguments
     #[arg(trailing_var_arg = true, required = true, value_name = "COMMAND")]
     command: Vec<OsString>,
@@ -44,6 +54,11 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
              name it with --library"
         )));
     }
+    if let Some(list) = &args.devices {
+        check(list, "--devices")?;
+    } else if let Some(list) = env::var_os(DEVICES) {
+        check(&list.to_string_lossy(), DEVICES)?;
+    }
     let [program, arguments @ ..] = args.command.as_slice() else {
         return Err(Failure::usage("no program to run"));
     };
@@ -53,12 +68,23 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
         preload.push(others);
     }
     let mut command = Command::new(program);
+    if let Some(list) = &args.devices {
+        command.env(DEVICES, list);
+    }
     let error = command.args(arguments).env("LD_PRELOAD", preload).exec();
     let name = Path::new(program).display();
     Err(match error.kind() {
         io::ErrorKind::NotFound => Failure::new(format_args!("{name}: no such program")),
         _ => Failure::io(name, &error),
     })
+}
+
+/// Checks that each name of a list is that of a device, before the program finds fewer devices.
+fn check(list: &str, named_by: &str) -> Result<(), Failure> {
+    let devices = soft::devices(AddressFamily::Any)
+        .map_err(|error| Failure::io("listing the network interfaces", &error))?;
+    let chosen = soft::choose(devices, list);
+    chosen.map_err(|unknown| Failure::usage(format_args!("{named_by}: {unknown}"))).map(drop)
 }
 
 fn found(path: &Path) -> Option<PathBuf> {

@@ -255,6 +255,9 @@ params! {
     /// 1 lets packets between software NICs be longer than RoCE's path MTUs, up to what the network
     /// carries.
     INVAR_LONG_MTU => long_mtu: bool = "1", FLAG;
+    /// The software NICs that programs see, in this order: names of interfaces or devices, as in
+    /// `eth1,eth0`. Empty takes all. Also holds for programs of `invar run`.
+    INVAR_SOFT_DEVICES => soft_devices: Option<&'a str> = "", Allowed::Devices;
     /// UDP ports of software NICs: each NIC takes the first free port. Peers other than Invar's
     /// software NIC send to port 4791 only.
     INVAR_SOFT_PORT => soft_port: PortRange = "0", Allowed::Ports;

@@ -18,7 +18,7 @@ use invar_core::nic::{Access, Gid, LinkLayer, Nic, NicError};
 use invar_core::param::{AddressFamily, PortRange};
 use invar_linux::interface::{Found, Interface};
 use invar_linux::socket::SocketDevice;
-use invar_linux::soft::{self, SoftConfig, SoftNic};
+use invar_linux::soft::{self, HostDevice, SoftConfig, SoftNic};
 
 use crate::device_info::{DeviceInfo, DeviceKind, Survey};
 use crate::error::Kind;
@@ -82,11 +82,13 @@ impl Device {
         devices.extend(rdma.devices);
         left_out.extend(rdma.left_out);
         let interfaces = Interface::list().map_err(listing)?;
-        let configs = soft::devices(AddressFamily::Any).map_err(listing)?;
+        let hosted = soft::devices(AddressFamily::Any).map_err(listing)?;
+        let hosted = soft::choose(hosted, &settings.soft_devices)
+            .map_err(|unknown| Kind::Setting(format!("INVAR_SOFT_DEVICES: {unknown}")))?;
         let found = settings.allowed_interfaces(&interfaces).unwrap_or_default();
         let sysfs = settings.gpu.sysfs.root();
         devices.extend(found.into_iter().map(|found| describe_socket(found, sysfs)));
-        devices.extend(configs.iter().filter_map(|config| describe(config, &interfaces, sysfs)));
+        devices.extend(hosted.iter().filter_map(|device| describe(device, sysfs)));
         Ok(Survey { devices, left_out })
     }
 
@@ -338,10 +340,9 @@ fn describe_socket(found: Found<'_>, sysfs: &Path) -> DeviceInfo {
     }
 }
 
-fn describe(config: &SoftConfig, interfaces: &[Interface], sysfs: &Path) -> Option<DeviceInfo> {
+fn describe(device: &HostDevice, sysfs: &Path) -> Option<DeviceInfo> {
+    let HostDevice { config, interface } = device;
     let address = config.address.ip();
-    let has = |interface: &&Interface| interface.addresses.iter().any(|a| a.ip == address);
-    let interface = interfaces.iter().find(has)?;
     Some(DeviceInfo {
         name: config.name.clone(),
         kind: DeviceKind::Soft,

@@ -76,6 +76,8 @@ pub struct Settings {
     socket_congestion: Option<String>,
     /// Value of `INVAR_RAILS`.
     pub(crate) rails: String,
+    /// Value of `INVAR_SOFT_DEVICES`.
+    pub(crate) soft_devices: String,
     soft_ports: PortRange,
     listen_ports: PortRange,
     /// Value of `INVAR_METRICS`.
@@ -314,6 +316,7 @@ impl Settings {
             nsocks_perthread: params.nsocks_perthread,
             socket_congestion: params.socket_congestion.map(str::to_owned),
             rails: params.rails.unwrap_or_default().to_owned(),
+            soft_devices: params.soft_devices.unwrap_or_default().to_owned(),
             soft_ports: params.soft_port,
             listen_ports: params.port_range,
             metrics: params.metrics.map(metrics::Shown::from),

@@ -26,6 +26,6 @@ pub use device::{
     AckDelay, Awaited, Datagram, Device, DeviceConfig, DeviceCounters, QpConfig, QpnRange,
     Receiver, Route, Train, TransmitSink,
 };
-pub use discover::devices;
+pub use discover::{HostDevice, UnknownDevice, choose, devices};
 pub use impair::{ImpairmentConfig, REORDER_PACKETS_MAX};
 pub use nic::{Cq, Mr, Pd, Posting, Qp, QpInit, SoftConfig, SoftCounters, SoftNic, Srq};

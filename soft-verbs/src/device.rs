@@ -3,12 +3,12 @@
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::{io, mem, process, ptr};
+use std::{env, io, mem, process, ptr};
 
 use invar_core::param::AddressFamily;
 use invar_core::roce::qp::RD_ATOMIC_MAX;
 use invar_linux::soft::device::{CQ_DEPTH_MAX, SGES_MAX, SHARED_RECEIVES_MAX, WORK_REQUESTS_MAX};
-use invar_linux::soft::{self, SoftConfig, SoftNic, shared_ports};
+use invar_linux::soft::{self, HostDevice, SoftConfig, SoftNic, shared_ports};
 use invar_verbs::sys::provider::*;
 use invar_verbs::sys::{ibv_context, verbs_context};
 
@@ -24,6 +24,9 @@ versions! {
     "IBVERBS_1.9":
         ibv_get_device_index;
 }
+
+/// The setting that names the devices of the list.
+const DEVICES: &str = "INVAR_SOFT_DEVICES";
 
 /// A device. It lives as long as the process, because programs keep pointers.
 #[repr(C)]
@@ -151,8 +154,12 @@ fn devices() -> io::Result<Vec<&'static Device>> {
     static KNOWN: Mutex<Vec<&'static Device>> = Mutex::new(Vec::new());
     let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
     let found = soft::devices(AddressFamily::Any)?;
-    let devices = found.iter().zip(0..).map(|(config, index)| {
-        let device = Device::new(config, index);
+    let number = |name: &str| found.iter().position(|one| one.config.name == name);
+    let chosen = chosen(found.clone());
+    let devices = chosen.iter().map(|one| {
+        // The list may have another order, but a device keeps its number.
+        let index = number(&one.config.name).unwrap_or_default() as c_int;
+        let device = Device::new(&one.config, index);
         let same = |other: &&&Device| {
             other.address == device.address && other.base.name == device.base.name
         };
@@ -164,6 +171,15 @@ fn devices() -> io::Result<Vec<&'static Device>> {
         device
     });
     Ok(devices.collect())
+}
+
+/// The devices that `INVAR_SOFT_DEVICES` names: none if a name is wrong, as if the host had no device.
+fn chosen(found: Vec<HostDevice>) -> Vec<HostDevice> {
+    let list = env::var_os(DEVICES).unwrap_or_default();
+    soft::choose(found, &list.to_string_lossy()).unwrap_or_else(|unknown| {
+        eprintln!("libibverbs: {DEVICES}: {unknown}");
+        Vec::new()
+    })
 }
 
 /// The device that a pointer names.

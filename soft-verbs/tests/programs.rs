@@ -130,6 +130,36 @@ fn tools_of_rdma_core_show_the_devices() {
 }
 
 #[test]
+fn a_setting_chooses_the_devices_and_a_wrong_name_leaves_none() {
+    if !is_installed("ibv_devices", "ibverbs-utils") {
+        return;
+    }
+    let shown = |list: &str| {
+        let mut devices = command("ibv_devices", &[]);
+        let (ok, text) = Run::start(match list {
+            "" => devices,
+            _ => {
+                devices.env("INVAR_SOFT_DEVICES", list);
+                devices
+            }
+        })
+        .outcome();
+        assert!(ok, "{text}");
+        let names = text.split_whitespace().filter(|word| word.starts_with("soft"));
+        (names.map(str::to_owned).collect::<Vec<_>>(), text)
+    };
+    let (all, _) = shown("");
+    let loopback = all.last().unwrap();
+    assert_eq!(shown("lo").0, [loopback.as_str()]);
+    let reversed: Vec<_> = all.iter().rev().cloned().collect();
+    assert_eq!(shown(&reversed.join(",")).0, reversed);
+    let (_, text) = shown("lo,nowhere0");
+    let says = "INVAR_SOFT_DEVICES: nowhere0 is none of the devices soft0 (";
+    assert!(text.contains(says) && text.contains(&format!("{loopback} (lo)")), "{text}");
+    assert!(!text.lines().any(|line| line.trim_start().starts_with("soft")), "{text}");
+}
+
+#[test]
 fn ping_pongs_of_rdma_core_run_between_two_processes() {
     if !is_installed("ibv_rc_pingpong", "ibverbs-utils") {
         return;

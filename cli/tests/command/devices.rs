@@ -37,6 +37,27 @@ fn devices_are_listed_with_loopback_as_the_last() {
 }
 
 #[test]
+fn a_list_chooses_the_software_nics_and_their_order() {
+    let soft = |list: &str| {
+        let mut command = invar(&["devices", "--json"]);
+        Run::start(command.env("INVAR_SOFT_DEVICES", list)).wait()
+    };
+    let names = |list: &str| {
+        let devices = json(&soft(list).ok().stdout);
+        let soft = devices.as_array().unwrap().iter().filter(|device| device["kind"] == "soft");
+        soft.map(|device| device["name"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    let mut all = names("");
+    assert_eq!(names("lo"), [all.last().unwrap().as_str()]);
+    all.reverse();
+    assert_eq!(names(&all.join(",")), all);
+    let outcome = soft("nowhere0");
+    assert_eq!(outcome.status, Some(2));
+    let says = "invar: INVAR_SOFT_DEVICES: nowhere0 is none of the devices soft0 (";
+    assert!(outcome.line().starts_with(says), "{}", outcome.line());
+}
+
+#[test]
 fn the_mtu_of_a_device_is_the_one_that_is_measured_with() {
     let perf = json(&run(&["perf", "-e", "8", "-n", "2", "--json", "-"]).ok().stdout);
     for (wire, mtu) in [("invar", perf["path_mtu"].as_u64()), ("nccl-2.14", Some(4096))] {

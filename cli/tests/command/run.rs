@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::PathBuf;
 
-use super::run;
+use super::{Run, invar, run};
 
 /// A file that stands for the library. The loader tells of a file that is no library, and goes on without
 /// it.
@@ -45,5 +45,30 @@ fn the_program_gets_its_arguments_and_the_library_and_its_status_is_returned() {
     assert_eq!(outcome.status, Some(7), "{}", outcome.stderr);
     let shown = there.canonicalize().unwrap();
     assert_eq!(outcome.stdout.trim_end(), format!("{} --an argument", shown.display()));
+    fs::remove_file(there).unwrap();
+}
+
+#[test]
+fn the_program_sees_the_devices_that_the_command_was_told() {
+    let there = library("devices.so");
+    let path = there.to_str().unwrap();
+    let script = ["sh", "-c", "echo \"$INVAR_SOFT_DEVICES\""];
+    let with = |devices: &[&str]| {
+        let arguments = [&["run", "--library", path], devices, &["--"], &script[..]].concat();
+        let mut command = invar(&arguments);
+        Run::start(command.env("INVAR_SOFT_DEVICES", "nowhere1")).wait()
+    };
+    let outcome = with(&["--devices", "lo"]);
+    assert_eq!(outcome.ok().stdout, "lo\n");
+    for (devices, by) in [
+        (&["--devices", "lo,nowhere0"][..], "--devices: nowhere0"),
+        (&[], "INVAR_SOFT_DEVICES: nowhere1"),
+    ] {
+        let outcome = with(devices);
+        assert_eq!(outcome.status, Some(2), "{}", outcome.stdout);
+        let says = format!("invar: {by} is none of the devices soft0 (");
+        assert!(outcome.line().starts_with(&says), "{}", outcome.line());
+        assert!(outcome.line().ends_with(" (lo)"), "{}", outcome.line());
+    }
     fs::remove_file(there).unwrap();
 }

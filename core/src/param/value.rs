@@ -20,6 +20,8 @@ pub enum Allowed {
     OneOf(&'static [&'static str]),
     /// A list for [`NameFilter`].
     Names,
+    /// Names with commas between them.
+    Devices,
     /// A [`Subnet`], or nothing.
     Subnet,
     /// A range of ports for [`PortRange`].
@@ -45,6 +47,7 @@ impl Allowed {
             }
             Allowed::OneOf(_)
             | Allowed::Names
+            | Allowed::Devices
             | Allowed::Subnet
             | Allowed::Ports
             | Allowed::Path
@@ -72,6 +75,7 @@ impl fmt::Display for Allowed {
             Allowed::Names => f.write_str(
                 "a list like a,b:1 (a:PORT; ^a,b for all but these; =a for exact names)",
             ),
+            Allowed::Devices => f.write_str("a list like a,b"),
             Allowed::Subnet => f.write_str("a subnet like 10.0.0.0/8 or fd00::/8"),
             Allowed::Ports => {
                 f.write_str("a port, a range like 20000-20100, or 0 (any that is free)")
@@ -146,7 +150,7 @@ impl<'a> Value<'a> for &'a str {
     fn from_text(text: &'a str, allowed: &Allowed) -> Option<Self> {
         let is_allowed = match allowed {
             Allowed::Path => text.starts_with('/'),
-            Allowed::Secret | Allowed::Names => !text.is_empty(),
+            Allowed::Secret | Allowed::Names | Allowed::Devices => !text.is_empty(),
             _ => !text.is_empty() && !text.contains(char::is_whitespace),
         };
         is_allowed.then_some(text)

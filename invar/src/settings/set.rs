@@ -279,6 +279,13 @@ impl Settings {
         self.flag("INVAR_LONG_MTU", on)
     }
 
+    /// Sets the software NICs to list, and their order: names of interfaces or devices, as `eth1,eth0`
+    /// (`INVAR_SOFT_DEVICES`). Empty text lists all.
+    #[must_use]
+    pub fn soft_devices(self, list: &str) -> Self {
+        self.with("INVAR_SOFT_DEVICES", list)
+    }
+
     /// Sets the UDP ports from which a software NIC takes one (`INVAR_SOFT_PORT`).
     #[must_use]
     pub fn soft_ports(self, ports: PortRange) -> Self {

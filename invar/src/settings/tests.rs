@@ -108,6 +108,7 @@ fn each_method() -> Vec<(Settings, &'static str, &'static str)> {
         (new().use_wire(conn::Wire::Nccl214), "INVAR_WIRE", "nccl-2.14"),
         (new().fifo_depth(16), "INVAR_FIFO_DEPTH", "16"),
         (new().long_packets(false), "INVAR_LONG_MTU", "0"),
+        (new().soft_devices("eth1,lo"), "INVAR_SOFT_DEVICES", "eth1,lo"),
         (new().soft_ports(ports), "INVAR_SOFT_PORT", "7-9"),
         (new().soft_auth(conn::PacketAuth::Always), "INVAR_SOFT_AUTH", "1"),
         (new().listen_ports(ports), "INVAR_PORT_RANGE", "7-9"),
