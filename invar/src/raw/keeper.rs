@@ -57,15 +57,11 @@ pub trait Tend: Send {
     /// Returns how much care the end needs; see [`End::care`](super::End::care).
     fn care(&self) -> Care;
     /// Returns what ends a rest of the end; see [`End::rest`](super::End::rest).
-    fn rest(&self) -> Option<BorrowedFd<'_>> {
-        None
-    }
+    fn rest(&self) -> Option<BorrowedFd<'_>>;
     /// Notes that the program has made a call; see [`End::called`](super::End::called).
-    fn called(&mut self) {}
+    fn called(&mut self);
     /// Returns what the flight recorder keeps of the end; see [`End::snapshot`](super::End::snapshot).
-    fn snapshot(&self, _counts: bool) -> Option<Snapshot> {
-        None
-    }
+    fn snapshot(&self, counts: bool) -> Option<Snapshot>;
 }
 
 /// An end that another thread uses, as the keeper sees it.

@@ -3,6 +3,7 @@
 use std::ffi::{c_int, c_void};
 use std::hint::cold_path;
 use std::mem::{ManuallyDrop, MaybeUninit};
+use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 
 use invar::raw::{
@@ -39,6 +40,10 @@ impl<E: RecvEnd> Tend for Receiver<E> {
 
     fn care(&self) -> Care {
         self.end.care()
+    }
+
+    fn rest(&self) -> Option<BorrowedFd<'_>> {
+        self.end.rest()
     }
 
     fn called(&mut self) {

@@ -2,6 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::mem::ManuallyDrop;
+use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 
 use invar::raw::{Biased, Care, Carrier, Entered, Fast, Request, SendBuf, SendEnd, Snapshot, Tend};
@@ -33,6 +34,10 @@ impl<E: SendEnd> Tend for Sender<E> {
 
     fn care(&self) -> Care {
         self.end.care()
+    }
+
+    fn rest(&self) -> Option<BorrowedFd<'_>> {
+        self.end.rest()
     }
 
     fn called(&mut self) {

@@ -17,8 +17,6 @@ fn slow() -> FakeCuda {
 /// Posts a receive that the sender knows of, and a send to it that the device has not started.
 fn under_way(pair: &Pair) -> [*mut c_void; 2] {
     let received = pair.post(&[(0, 64, 5)]);
-    let (code, nothing) = pair.isend(0, 64, 5);
-    assert_eq!((code, nothing.is_null()), (Code::SUCCESS, true), "its slot is still in the device");
     let sent = until("a receive", || {
         assert_eq!(test(received), Ok(None));
         let (code, sent) = pair.isend(0, 64, 5);
@@ -52,12 +50,19 @@ fn a_receiver_that_closes_still_tells_of_what_it_has_posted() {
     slow().run(|| {
         let mut pair = Pair::new(MEMORY);
         let _ = pair.post(&[(0, 64, 5)]);
-        let (code, nothing) = pair.isend(0, 64, 5);
-        assert_eq!((code, nothing.is_null()), (Code::SUCCESS, true));
+        let (code, early) = pair.isend(0, 64, 5);
+        assert_eq!(code, Code::SUCCESS);
         pair.close_recv();
-        let (code, sent) = pair.isend(0, 64, 5);
-        assert_eq!((code, sent.is_null()), (Code::SUCCESS, false), "the slot has come");
-        assert_eq!(failed(sent), Code::REMOTE_ERROR);
+        // The keeper may have found the end of the connection before this call.
+        let failure = match (early.is_null(), pair.isend(0, 64, 5)) {
+            (false, _) => failed(early),
+            (true, (Code::SUCCESS, sent)) => {
+                assert!(!sent.is_null(), "the slot has come");
+                failed(sent)
+            }
+            (true, (code, _)) => code,
+        };
+        assert_eq!(failure, Code::REMOTE_ERROR);
         check_another();
     });
 }
@@ -95,7 +100,8 @@ fn memory_that_is_deregistered_is_not_sent_from_any_more() {
         let [sent, received] = under_way(&pair);
         dereg(pair.send, &mut pair.from_mr);
         assert_eq!(failed(sent), Code::SYSTEM_ERROR);
-        assert_eq!(test(received), Ok(None));
+        // The sender tells the receiver at once, and the receiver's keeper may have heard of it.
+        assert!(matches!(test(received), Ok(None) | Err(Code::REMOTE_ERROR)));
         assert!(pair.to.iter().all(|byte| *byte == 0));
         drop(pair);
         check_another();
