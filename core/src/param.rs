@@ -199,6 +199,10 @@ params! {
     /// 1 lets NCCL join ports, such as those of one card, to one device whose connections run over all of them.
     NCCL_IB_MERGE_NICS => ib_merge_nics: bool = "1", FLAG,
         differs: "Not in 2.14.3.";
+    /// 1 counts all functions of a PCI bus, virtual ones too, as one card. 0 counts only functions of one PCI
+    /// device as one card. NCCL joins ports of one card.
+    NCCL_IB_MERGE_VFS => ib_merge_vfs: bool = "1", FLAG,
+        differs: "Not in 2.14.3, which compares all but the last digit of the PCI device.";
     /// PCIe relaxed ordering of user memory: 0 never, 1 always, 2 where the driver has it.
     NCCL_IB_PCI_RELAXED_ORDERING => ib_pci_relaxed_ordering: u8 = "2", int(0, 2);
     /// A NIC reaches GPU memory directly if both are at most this far apart on the PCIe tree; LOC is

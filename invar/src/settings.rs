@@ -93,6 +93,8 @@ pub(crate) struct RdmaRules {
     /// Value of `NCCL_IB_HCA`.
     pub(crate) hca: String,
     pub(crate) gid: GidRules,
+    /// Value of `NCCL_IB_MERGE_VFS`.
+    pub(crate) merge_vfs: bool,
     /// Value of `NCCL_IB_PCI_RELAXED_ORDERING`.
     pub(crate) relaxed_ordering: u8,
 }
@@ -294,6 +296,7 @@ impl Settings {
                 disabled: params.ib_disable,
                 hca,
                 gid: GidRules::from(params),
+                merge_vfs: params.ib_merge_vfs,
                 relaxed_ordering: params.ib_pci_relaxed_ordering,
             },
             gpu: GpuRules::from(params),

@@ -29,6 +29,8 @@ pub struct Rules<'a> {
     pub hca: NameFilter<'a>,
     /// Rules for choosing each port's GID.
     pub gid: GidRules,
+    /// `NCCL_IB_MERGE_VFS`: whether virtual functions are part of their card.
+    pub merge_vfs: bool,
     /// The kernel's sysfs tree (`INVAR_SYSFS`).
     pub sysfs: &'a Path,
 }
@@ -36,7 +38,12 @@ pub struct Rules<'a> {
 /// Rules that list every port and choose the best GID for each.
 impl Default for Rules<'_> {
     fn default() -> Self {
-        Rules { hca: NameFilter::default(), gid: GidRules::default(), sysfs: Path::new("/sys") }
+        Rules {
+            hca: NameFilter::default(),
+            gid: GidRules::default(),
+            merge_vfs: true,
+            sysfs: Path::new("/sys"),
+        }
     }
 }
 
@@ -55,7 +62,7 @@ pub struct PortInfo {
     pub netdev: Option<String>,
     /// GUID of the device (`sys_image_guid`), in host byte order.
     pub guid: u64,
-    /// PCI path of the device, equal for all functions of a card; a software device has none.
+    /// PCI path of the device, equal for all ports of a card; a software device has none.
     pub pci_path: Option<String>,
     /// Number of the port on its card, from 1 (NCCL's `port`).
     pub card_port: u32,
@@ -114,7 +121,7 @@ impl Listing {
 /// Lists the active ports that the rules accept. [`Listing::omitted`] explains the rest.
 pub fn list(rules: &Rules<'_>) -> Listing {
     match Library::get() {
-        Ok(library) => list_with(library, rules, sysfs::pci_path),
+        Ok(library) => list_with(library, rules, &|device| sysfs::pci_path(rules.sysfs, device)),
         Err(error) => {
             let mut listing = Listing::default();
             listing.omit_all(&Absence::Library(&error), rules);
@@ -136,7 +143,7 @@ pub fn device_names() -> Result<Vec<String>, OpenError> {
 fn list_with(
     library: &'static Library,
     rules: &Rules<'_>,
-    pci_path: fn(&str) -> Option<String>,
+    pci_path: &dyn Fn(&str) -> Option<String>,
 ) -> Listing {
     let mut listing = Listing::default();
     let devices = match DeviceList::get(library) {
@@ -241,8 +248,9 @@ fn list_device(
         }
         // All ports of one device are on one card, and each has its own number there.
         let others = listing.ports.iter().filter(|other| other.device != device);
-        let others = others.filter_map(|other| other.pci_path.as_deref().map(PciPath::new));
-        let before = pci_path.as_deref().map_or(0, |path| real_port(PciPath::new(path), others));
+        let card = |path| PciPath::new(path, rules.merge_vfs);
+        let others = others.filter_map(|other| other.pci_path.as_deref().map(card));
+        let before = pci_path.as_deref().map_or(0, |path| real_port(card(path), others));
         listing.ports.push(PortInfo {
             netdev: netdev(&port.gid.entry, interfaces).map(|interface| interface.name.clone()),
             name,
@@ -250,7 +258,7 @@ fn list_device(
             attr: port.attr,
             gid: port.gid,
             guid: u64::from_be(attr.sys_image_guid),
-            pci_path: pci_path.as_deref().map(|path| PciPath::new(path).to_string()),
+            pci_path: pci_path.as_deref().map(|path| card(path).to_string()),
             card_port: u32::from(port_num) + before as u32,
             qps_max: u32::try_from(attr.max_qp).unwrap_or(0),
         });

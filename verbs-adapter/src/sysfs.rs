@@ -6,9 +6,9 @@ use std::path::Path;
 
 const CLASS: &str = "/sys/class/infiniband";
 
-/// Returns the path of a device's PCI device; a software device has none.
-pub(crate) fn pci_path(device: &str) -> Option<String> {
-    let link = Path::new(CLASS).join(device).join("device");
+/// Returns the path of a device's PCI device in the tree `sysfs`; a software device has none.
+pub(crate) fn pci_path(sysfs: &Path, device: &str) -> Option<String> {
+    let link = sysfs.join("class/infiniband").join(device).join("device");
     fs::canonicalize(link).ok()?.into_os_string().into_string().ok()
 }
 

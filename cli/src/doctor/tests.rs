@@ -64,7 +64,7 @@ fn the_json_names_each_finding_in_words_for_programs() {
     let mut host = StandIn::rdma();
     host.port(1, "state", "1: DOWN");
     host.remove("proc/sys/net/core/wmem_max");
-    host.set("NCCL_IB_MERGE_VFS", "0");
+    host.set("NCCL_IB_SPLIT_DATA_ON_QPS", "0");
     let json: serde_json::Value =
         serde_json::from_str(&host.examine().as_json("node7").unwrap()).unwrap();
     assert_eq!((&json["version"], &json["host"]), (&1.into(), &"node7".into()));
@@ -89,7 +89,7 @@ fn the_json_names_each_finding_in_words_for_programs() {
 #[test]
 fn notes_leave_a_host_well() {
     let mut host = StandIn::plain();
-    host.set("NCCL_IB_MERGE_VFS", "0");
+    host.set("NCCL_IB_SPLIT_DATA_ON_QPS", "0");
     assert!(host.examine().is_well());
     host.set("NCCL_IB_TIMOUT", "22");
     assert!(!host.examine().is_well());

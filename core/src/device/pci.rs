@@ -2,37 +2,43 @@
 
 use core::fmt;
 
-/// The sysfs path of a PCI device, reduced to its card as in NCCL. All functions and virtual functions
-/// of a card have the same reduced path (`net_ib.cc ncclIbGetPciPath`).
+/// The sysfs path of a PCI device, reduced to its card as in NCCL. All ports of a card have the same reduced
+/// path (`net_ib/init.cc ncclIbNormalizePciPath`).
 ///
 /// ```text
 ///   /sys/devices/pci0000:00/0000:00:01.0/0000:3b:02.1
-///                                                  ╷ ╷
-///                      last digit of the device ───┘ └─── function: both become 0
+///                                                ╷╷ ╷
+///   device: becomes 00 if virtual functions ─────┴┘ └─── function: becomes 0
+///   are part of the card
 /// ```
 ///
 /// Two paths are equal, and print alike, if they name one card. A path that does not end in a PCI
 /// address stays as it is; NCCL would overwrite its letters.
 #[derive(Clone, Copy, Debug, Eq)]
-pub struct PciPath<'a>(&'a str);
+pub struct PciPath<'a> {
+    path: &'a str,
+    merge_vfs: bool,
+}
 
 impl<'a> PciPath<'a> {
-    /// Takes the target of the link `/sys/class/infiniband/NAME/device`.
-    pub fn new(path: &'a str) -> Self {
-        PciPath(path)
+    /// Takes the target of the link `/sys/class/infiniband/NAME/device`. With `merge_vfs` virtual functions,
+    /// which have device numbers of their own, are part of the card (`NCCL_IB_MERGE_VFS`).
+    pub fn new(path: &'a str, merge_vfs: bool) -> Self {
+        PciPath { path, merge_vfs }
     }
 
     /// The part of the path that stays, and the text that replaces the rest.
     fn parts(&self) -> (&'a str, &'static str) {
-        match self.0.as_bytes() {
-            // The path ends at least in "/dddd:bb:dd.f": the last device digit is hexadecimal, the
-            // function 0-7.
+        let PciPath { path, merge_vfs } = *self;
+        match path.as_bytes() {
+            // The path ends at least in ":dd.f": the device is hexadecimal, the function 0-7.
             [.., b':', d1, d0, b'.', b'0'..=b'7']
                 if d1.is_ascii_hexdigit() && d0.is_ascii_hexdigit() =>
             {
-                (&self.0[..self.0.len() - 3], "0.0")
+                let zeroed = if merge_vfs { "00.0" } else { "0" };
+                (&path[..path.len() - zeroed.len()], zeroed)
             }
-            _ => (self.0, ""),
+            _ => (path, ""),
         }
     }
 }
@@ -67,32 +73,42 @@ mod tests {
     use super::*;
 
     #[test]
-    fn functions_and_virtual_functions_are_one_card() {
+    fn functions_are_one_card_and_virtual_functions_are_part_of_it_if_the_user_wants_that() {
         let card = "/sys/devices/pci0000:00/0000:00:01.0/0000:3b:00.0";
-        assert_eq!(PciPath::new(card).to_string(), card);
-        for end in ["00.1", "00.7", "01.2", "0f.0"] {
-            let path = std::format!("/sys/devices/pci0000:00/0000:00:01.0/0000:3b:{end}");
-            assert_eq!(PciPath::new(&path).to_string(), card);
-            assert_eq!(PciPath::new(&path), PciPath::new(card));
+        for merge_vfs in [false, true] {
+            assert_eq!(PciPath::new(card, merge_vfs).to_string(), card);
+            for (end, is_virtual) in
+                [("00.1", false), ("00.7", false), ("01.2", true), ("0f.0", true), ("1A.3", true)]
+            {
+                let function = std::format!("/sys/devices/pci0000:00/0000:00:01.0/0000:3b:{end}");
+                let path = PciPath::new(&function, merge_vfs);
+                let is_of_card = merge_vfs || !is_virtual;
+                assert_eq!(path == PciPath::new(card, merge_vfs), is_of_card, "{end} {merge_vfs}");
+                assert_eq!(path.to_string() == card, is_of_card, "{end} {merge_vfs}");
+            }
+            let [one, same, other] = ["3b:02.1", "3b:02.0", "3c:02.0"];
+            assert_eq!(PciPath::new(one, merge_vfs), PciPath::new(same, merge_vfs));
+            assert_ne!(PciPath::new(one, merge_vfs), PciPath::new(other, merge_vfs));
         }
-        let other = "/sys/devices/pci0000:00/0000:00:01.0/0000:3b:10.0";
-        assert_ne!(PciPath::new(other), PciPath::new(card));
-        assert_ne!(PciPath::new("0000:3c:00.0"), PciPath::new("0000:3b:00.0"));
     }
 
     #[test]
     fn paths_that_end_in_no_pci_address_stay_as_they_are() {
         let odd = ["", "0", ".0", "1.0", ":1.0", ":é1.0", ":00.8", ":00.10", ":0000.0"];
         for path in odd.into_iter().chain(["/sys/devices/virtual/net/veth1", "nvlink:0:1.é"]) {
-            assert_eq!(PciPath::new(path).to_string(), path);
+            for merge_vfs in [false, true] {
+                assert_eq!(PciPath::new(path, merge_vfs).to_string(), path);
+            }
         }
     }
 
     #[test]
     fn the_real_port_counts_earlier_ports_of_the_card() {
-        let found = ["a:3b:00.0", "a:5e:00.0", "a:3b:00.1", "a:3b:01.0"].map(PciPath::new);
-        let ports: std::vec::Vec<_> =
-            (0..found.len()).map(|i| real_port(found[i], found[..i].iter().copied())).collect();
-        assert_eq!(ports, [0, 0, 1, 2]);
+        for (merge_vfs, numbers) in [(true, [0, 0, 1, 2]), (false, [0, 0, 1, 0])] {
+            let found = ["a:3b:00.0", "a:5e:00.0", "a:3b:00.1", "a:3b:01.0"];
+            let found = found.map(|path| PciPath::new(path, merge_vfs));
+            let ports = (0..found.len()).map(|i| real_port(found[i], found[..i].iter().copied()));
+            assert_eq!(ports.collect::<std::vec::Vec<_>>(), numbers);
+        }
     }
 }

@@ -9,7 +9,6 @@ pub const NCCL_ONLY: &[&str] = &[
     "NCCL_IB_DEVICE_PCI_ORDER",
     "NCCL_IB_FIFO_TC",
     "NCCL_IB_HINTS",
-    "NCCL_IB_MERGE_VFS",
     "NCCL_IB_MQP_RETRY_ALL",
     "NCCL_IB_MQP_RETRY_CNT",
     "NCCL_IB_MQP_RETRY_SLEEP_MSEC",

@@ -27,7 +27,8 @@ pub(super) fn survey(settings: &Settings) -> Result<Survey, Error> {
     let hca = NameFilter::parse(&rules.hca)
         .map_err(|error| Kind::Setting(format!("NCCL_IB_HCA: {error}")))?;
     let sysfs = settings.gpu.sysfs.root();
-    let listed = invar_verbs::list(&Rules { hca, gid: rules.gid, sysfs });
+    let listed =
+        invar_verbs::list(&Rules { hca, gid: rules.gid, merge_vfs: rules.merge_vfs, sysfs });
     if listed.ports.is_empty() && settings.takes(DeviceKind::Verbs) {
         refuse_without(&listed, hca, rules)?;
     }

@@ -154,6 +154,13 @@ impl Settings {
         self.flag("NCCL_IB_MERGE_NICS", on)
     }
 
+    /// Sets whether all functions of a PCI bus, virtual ones too, count as one card (`NCCL_IB_MERGE_VFS`).
+    /// Otherwise only functions of one PCI device do. NCCL joins ports of one card.
+    #[must_use]
+    pub fn merge_vfs(self, on: bool) -> Self {
+        self.flag("NCCL_IB_MERGE_VFS", on)
+    }
+
     /// Sets whether memory has PCIe relaxed ordering (`NCCL_IB_PCI_RELAXED_ORDERING`).
     #[must_use]
     pub fn relaxed_ordering(self, ordering: RelaxedOrdering) -> Self {

@@ -89,6 +89,7 @@ fn each_method() -> Vec<(Settings, &'static str, &'static str)> {
         (new().adaptive_routing(true), "NCCL_IB_ADAPTIVE_ROUTING", "1"),
         (new().ece(false), "NCCL_IB_ECE_ENABLE", "0"),
         (new().merge_nics(false), "NCCL_IB_MERGE_NICS", "0"),
+        (new().merge_vfs(false), "NCCL_IB_MERGE_VFS", "0"),
         (new().relaxed_ordering(RelaxedOrdering::Always), "NCCL_IB_PCI_RELAXED_ORDERING", "1"),
         (new().gpu_distance(PciDistance::Sys), "NCCL_NET_GDR_LEVEL", "SYS"),
         (new().dma_buf(false), "NCCL_DMABUF_ENABLE", "0"),

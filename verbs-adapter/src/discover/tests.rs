@@ -5,14 +5,14 @@ use crate::fake::{Fake, LIBRARY};
 
 /// Lists all ports, with each device on the PCI device that `pci_path` returns.
 fn list_all(pci_path: fn(&str) -> Option<String>) -> Listing {
-    list_with(&LIBRARY, &Rules::default(), pci_path)
+    list_with(&LIBRARY, &Rules::default(), &pci_path)
 }
 
 /// Lists the ports of the fake's device, which has two, and the messages about the setting.
 fn listed(hca: &str) -> (Vec<String>, Vec<String>) {
     let _fake = Fake::new();
     let hca = NameFilter::parse(hca).unwrap();
-    let listing = list_with(&LIBRARY, &Rules { hca, ..Rules::default() }, |_| None);
+    let listing = list_with(&LIBRARY, &Rules { hca, ..Rules::default() }, &|_| None);
     let by_setting = listing.omitted.iter().filter(|omission| omission.by_setting);
     let said = by_setting.map(ToString::to_string).collect();
     (listing.ports.into_iter().map(|port| port.name).collect(), said)
@@ -45,7 +45,7 @@ fn what_the_setting_names_in_vain_is_said_entry_by_entry() {
 fn who_leaves_out_all_devices_is_told_which_there_are() {
     let _fake = Fake::new();
     let hca = NameFilter::parse("^fake").unwrap();
-    let listing = list_with(&LIBRARY, &Rules { hca, ..Rules::default() }, |_| None);
+    let listing = list_with(&LIBRARY, &Rules { hca, ..Rules::default() }, &|_| None);
     let said: Vec<String> = listing.omitted.iter().map(ToString::to_string).collect();
     assert_eq!(said, ["NCCL_IB_HCA leaves out all RDMA devices: fake0, fake0:2"]);
 }
