@@ -13,7 +13,7 @@
 mod rx;
 mod tx;
 
-pub use rx::{Datagram, RxBatch, RxSocket};
+pub use rx::{Datagram, OTHERS_MAX, RxBatch, RxSocket};
 pub use tx::{PIECES_MAX, SEGMENTS_MAX, SendError, TxSocket};
 
 use std::ffi::c_int;

@@ -5,7 +5,7 @@ use std::mem;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use invar_core::nic::{AddressVector, Gid, Nic};
+use invar_core::nic::{AddressVector, Gid};
 use invar_core::roce::qp::GRH_BYTES;
 use invar_linux::soft::{self, SoftNic};
 use invar_verbs::sys::provider::{ibv_ah, ibv_grh, ibv_pd};
@@ -36,19 +36,19 @@ unsafe impl Object for Ah {
     const KIND: Kind = Kind::Ah;
 }
 
-/// Converts an address of the verbs, without a UDP port.
+/// Converts an address of the verbs, without a UDP port. The device has `gids` GIDs.
 ///
 /// # Errors
 /// `EINVAL`: the address has no GID, or names a port or a GID that the device does not have.
-pub(crate) fn vector(attr: &ibv_ah_attr) -> Result<AddressVector, c_int> {
+pub(crate) fn vector(attr: &ibv_ah_attr, gids: usize) -> Result<AddressVector, c_int> {
     let ibv_ah_attr { grh, is_global, port_num, sl, .. } = *attr;
-    if is_global == 0 || port_num != 1 || grh.sgid_index != 0 {
+    if is_global == 0 || port_num != 1 || usize::from(grh.sgid_index) >= gids {
         return Err(libc::EINVAL);
     }
     Ok(AddressVector {
         is_global: true,
         dgid: Gid(grh.dgid.raw),
-        sgid_index: 0,
+        sgid_index: grh.sgid_index,
         hop_limit: grh.hop_limit,
         traffic_class: grh.traffic_class,
         dlid: 0,
@@ -67,7 +67,7 @@ extern "C" fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv
 
 fn create(pd: *mut ibv_pd, attr: &ibv_ah_attr) -> Result<*mut ibv_ah, c_int> {
     let domain = object::get::<Pd>(pd)?;
-    let address = vector(attr)?;
+    let address = vector(attr, domain.nic.gids().len())?;
     domain.nic.check_address(&address).map_err(errno::of)?;
     let base = ibv_ah { context: domain.context(), pd: pd.cast(), handle: 0 };
     Ok(object::give(Ah { base, address, _domain: Arc::clone(&domain.domain) }))
@@ -127,7 +127,6 @@ unsafe fn sender(
     wc: &ibv_wc,
     grh: *const ibv_grh,
 ) -> Result<ibv_ah_attr, c_int> {
-    let port = nic.query_port().map_err(errno::of)?;
     if port_num != 1 || grh.is_null() || !wc.flags.contains(invar_core::nic::WcFlags::GRH) {
         return Err(libc::EINVAL);
     }
@@ -136,11 +135,10 @@ unsafe fn sender(
     let header: [u8; GRH_BYTES] = unsafe { grh.cast::<[u8; GRH_BYTES]>().read_unaligned() };
     let Header { from, to, hop_limit, traffic_class } =
         Header::parse(&header).ok_or(libc::EPROTONOSUPPORT)?;
-    if to != port.gid {
-        return Err(libc::EINVAL);
-    }
+    let sgid_index = nic.gids().iter().position(|gid| *gid == to).ok_or(libc::EINVAL)?;
     // SAFETY: the structure has integers alone, for which zero is valid.
     let mut attr: ibv_ah_attr = unsafe { mem::zeroed() };
+    attr.grh.sgid_index = sgid_index as u8;
     attr.grh.dgid = ibv_gid { raw: from.0 };
     (attr.grh.hop_limit, attr.grh.traffic_class) = (hop_limit, traffic_class);
     (attr.is_global, attr.port_num) = (1, port_num);

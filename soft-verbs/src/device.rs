@@ -7,6 +7,7 @@ use std::{env, io, mem, process, ptr};
 
 use invar_core::param::AddressFamily;
 use invar_core::roce::qp::RD_ATOMIC_MAX;
+use invar_linux::interface::InterfaceAddress;
 use invar_linux::soft::device::{CQ_DEPTH_MAX, SGES_MAX, SHARED_RECEIVES_MAX, WORK_REQUESTS_MAX};
 use invar_linux::soft::{self, HostDevice, SoftConfig, SoftNic, shared_ports};
 use invar_verbs::sys::provider::*;
@@ -33,6 +34,8 @@ const DEVICES: &str = "INVAR_SOFT_DEVICES";
 pub(crate) struct Device {
     base: ibv_device,
     address: SocketAddr,
+    /// The other addresses of the interface.
+    more_addresses: Vec<SocketAddr>,
     /// Index of the interface's device in the list, which `ibv_get_device_index` returns.
     index: c_int,
     open: Mutex<Open>,
@@ -80,7 +83,7 @@ fn text<const N: usize>(text: &str) -> [c_char; N] {
 }
 
 impl Device {
-    fn new(config: &SoftConfig, index: c_int) -> Self {
+    fn new(HostDevice { config, interface }: &HostDevice, index: c_int) -> Self {
         // SAFETY: the structure has pointers and integers, for which zero is valid.
         let mut base: ibv_device = unsafe { mem::zeroed() };
         base.node_type = IBV_NODE_CA;
@@ -89,7 +92,9 @@ impl Device {
         base.dev_name = text(&format!("uverbs{index}"));
         base.dev_path = text(&format!("/sys/class/infiniband_verbs/uverbs{index}"));
         base.ibdev_path = text(&format!("/sys/class/infiniband/{}", config.name));
-        Device { base, address: config.address, index, open: Mutex::default() }
+        let addresses = interface.addresses.iter().map(InterfaceAddress::socket_addr);
+        let more_addresses = addresses.filter(|address| *address != config.address).collect();
+        Device { base, address: config.address, more_addresses, index, open: Mutex::default() }
     }
 
     fn name(&self) -> &CStr {
@@ -130,6 +135,7 @@ impl Device {
                 let mut config = SoftConfig::new(name, self.address);
                 (config.ports, config.numbers_tell_port) = (shared_ports::ports(), true);
                 config.spins_on_memory = true;
+                config.more_addresses = self.more_addresses.clone();
                 let nic = without_signals(|| SoftNic::open(&config))?;
                 open.nic.insert(nic).clone()
             }
@@ -159,9 +165,11 @@ fn devices() -> io::Result<Vec<&'static Device>> {
     let devices = chosen.iter().map(|one| {
         // The list may have another order, but a device keeps its number.
         let index = number(&one.config.name).unwrap_or_default() as c_int;
-        let device = Device::new(&one.config, index);
+        let device = Device::new(one, index);
         let same = |other: &&&Device| {
-            other.address == device.address && other.base.name == device.base.name
+            other.address == device.address
+                && other.more_addresses == device.more_addresses
+                && other.base.name == device.base.name
         };
         if let Some(device) = known.iter().find(same) {
             return *device;

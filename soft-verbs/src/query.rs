@@ -7,7 +7,7 @@ use std::{fs, mem, ptr};
 use std::ffi::CStr;
 use std::os::unix::ffi::OsStrExt;
 
-use invar_core::nic::{Mtu, Nic, PortAttr, PortState};
+use invar_core::nic::{Gid, Mtu, Nic, PortAttr, PortState};
 use invar_core::roce::qp::MESSAGE_BYTES_MAX;
 use invar_verbs::sys::provider::{
     IBV_PORT_CM_SUP, IBV_PORT_DOWN, IBV_PORT_IP_BASED_GIDS, ibv_device,
@@ -53,6 +53,13 @@ fn link_codes(mbps: u32) -> (u8, u8) {
     links.into_iter().find(|(speed, _)| *speed <= mbps).map_or((1, 1), |(_, codes)| codes)
 }
 
+fn gids<'a>(context: *mut ibv_context, port_num: u32) -> Result<&'a [Gid], c_int> {
+    match port_num {
+        1 => Ok(object::get::<Context>(context)?.nic.gids()),
+        _ => Err(libc::EINVAL),
+    }
+}
+
 fn port(context: *mut ibv_context, port_num: u32) -> Result<PortAttr, c_int> {
     let context = object::get::<Context>(context)?;
     if port_num != 1 {
@@ -74,7 +81,7 @@ fn write_port(
     known.state = if is_up { IBV_PORT_ACTIVE } else { IBV_PORT_DOWN };
     known.max_mtu = Mtu::Mtu4096 as u32;
     known.active_mtu = port.active_mtu as u32;
-    known.gid_tbl_len = 1;
+    known.gid_tbl_len = gids(context, port_num.into())?.len() as c_int;
     known.port_cap_flags = IBV_PORT_CM_SUP | IBV_PORT_IP_BASED_GIDS;
     known.max_msg_sz = MESSAGE_BYTES_MAX;
     known.pkey_tbl_len = 1;
@@ -112,16 +119,14 @@ pub(crate) unsafe extern "C" fn query_port(
 }
 
 fn entry(context: *mut ibv_context, port_num: u32, index: u32) -> Result<ibv_gid_entry, c_int> {
-    let port = port(context, port_num)?;
-    if index != 0 {
-        return Err(libc::EINVAL);
-    }
+    let gids = gids(context, port_num)?;
+    let gid = gids.get(index as usize).ok_or(libc::EINVAL)?;
     Ok(ibv_gid_entry {
-        gid: ibv_gid { raw: port.gid.0 },
-        gid_index: 0,
+        gid: ibv_gid { raw: gid.0 },
+        gid_index: index,
         port_num,
         gid_type: IBV_GID_TYPE_ROCE_V2,
-        ndev_ifindex: invar_linux::interface::Interface::holding(port.gid.ip())
+        ndev_ifindex: invar_linux::interface::Interface::holding(gid.ip())
             .ok()
             .flatten()
             .map_or(0, |interface| interface.index),
@@ -174,14 +179,20 @@ extern "C" fn _ibv_query_gid_table(
     if flags != 0 || size < size_of::<ibv_gid_entry>() {
         return -(libc::EOPNOTSUPP as isize);
     }
-    if most == 0 {
-        return -(libc::EINVAL as isize);
-    }
-    match entry(context, 1, 0) {
-        Ok(entry) => {
-            // SAFETY: the caller gives room for `most` entries of `size` bytes.
-            unsafe { out.write(entry) };
-            1
+    let entries = gids(context, 1).and_then(|gids| match gids.len() {
+        count if count > most => Err(libc::EINVAL),
+        count => {
+            (0..count as u32).map(|index| entry(context, 1, index)).collect::<Result<Vec<_>, _>>()
+        }
+    });
+    match entries {
+        Ok(entries) => {
+            for (index, entry) in entries.iter().enumerate() {
+                // SAFETY: the caller gives room for `most` entries of `size` bytes, and `size` is at least
+                // the length of an entry.
+                unsafe { out.byte_add(index * size).write_unaligned(*entry) };
+            }
+            entries.len() as isize
         }
         Err(errno) => -(errno as isize),
     }

@@ -158,7 +158,7 @@ fn rtr(qp: &Qp, attr: &ibv_qp_attr) -> Result<RtrAttr, c_int> {
         return Err(libc::EINVAL);
     }
     let udp_port = shared_ports::port(attr.dest_qp_num);
-    let ah = AddressVector { udp_port, ..address::vector(&attr.ah_attr)? };
+    let ah = AddressVector { udp_port, ..address::vector(&attr.ah_attr, qp.nic.gids().len())? };
     let is_reliable = qp.base().qp_type == IBV_QPT_RC;
     Ok(RtrAttr {
         path_mtu,

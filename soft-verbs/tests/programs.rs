@@ -164,7 +164,10 @@ fn ping_pongs_of_rdma_core_run_between_two_processes() {
     if !is_installed("ibv_rc_pingpong", "ibverbs-utils") {
         return;
     }
-    let cases: [(&str, &[&str]); 11] = [
+    let cases: [(&str, &[&str]); 13] = [
+        // The last of two GIDs counts: IPv4 on loopback.
+        ("ibv_rc_pingpong", &["-n", "200", "-g", "1", "-c", "-s", "5000"]),
+        ("ibv_ud_pingpong", &["-n", "200", "-g", "1", "-e"]),
         ("ibv_rc_pingpong", &["-n", "200"]),
         // Events instead of polls.
         ("ibv_rc_pingpong", &["-n", "200", "-e"]),

@@ -52,6 +52,22 @@ static struct end create(void)
 
 static void destroy(struct end *end);
 
+static int gid_count(void)
+{
+    struct ibv_port_attr port;
+    CHECK(ibv_query_port(context, 1, &port) == 0);
+    return port.gid_tbl_len;
+}
+
+static int is_ipv4(const union ibv_gid *gid)
+{
+    static const unsigned char mapped[12] = {[10] = 0xff, [11] = 0xff};
+    return memcmp(gid->raw, mapped, sizeof mapped) == 0;
+}
+
+/* The GID of both ends, which are on one device. */
+static int gid_index;
+
 static void connect_to(struct end *end, const struct end *peer)
 {
     struct ibv_qp_attr attr = {.qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = ACCESS};
@@ -70,7 +86,17 @@ static void connect_to(struct end *end, const struct end *peer)
     CHECK(ibv_modify_qp(end->qp, &attr, rtr) == EINVAL); /* no GRH */
     attr.ah_attr.is_global = 1;
     attr.ah_attr.grh.hop_limit = 1;
-    CHECK(ibv_query_gid(context, 1, 0, &attr.ah_attr.grh.dgid) == 0);
+    CHECK(ibv_query_gid(context, 1, gid_index, &attr.ah_attr.grh.dgid) == 0);
+    attr.ah_attr.grh.sgid_index = gid_count();
+    CHECK(ibv_modify_qp(end->qp, &attr, rtr) == EINVAL); /* no such GID */
+    for (int other = 0; other < gid_count(); other++) {
+        union ibv_gid gid;
+        CHECK(ibv_query_gid(context, 1, other, &gid) == 0);
+        attr.ah_attr.grh.sgid_index = other;
+        if (is_ipv4(&gid) != is_ipv4(&attr.ah_attr.grh.dgid))
+            CHECK(ibv_modify_qp(end->qp, &attr, rtr) == EINVAL); /* the other IP version */
+    }
+    attr.ah_attr.grh.sgid_index = gid_index;
     CHECK(ibv_modify_qp(end->qp, &attr, rtr) == 0);
     attr.qp_state = IBV_QPS_RTS;
     attr.timeout = 14;
@@ -85,6 +111,7 @@ static void connect_to(struct end *end, const struct end *peer)
     struct ibv_qp_init_attr known_init;
     CHECK(ibv_query_qp(end->qp, &known, IBV_QP_STATE, &known_init) == 0);
     CHECK(known.qp_state == IBV_QPS_RTS && known.dest_qp_num == peer->qp->qp_num);
+    CHECK(known.ah_attr.grh.sgid_index == gid_index);
     CHECK(known.timeout == 14 && known.path_mtu == IBV_MTU_1024 && known.max_rd_atomic == 4);
     CHECK(known_init.cap.max_send_sge == 4 && known_init.recv_cq == end->recv_cq);
 }
@@ -401,7 +428,10 @@ static void datagrams(void)
     CHECK(!ibv_create_ah(pd, &address) && errno == EINVAL); /* no GRH */
     address.is_global = 1;
     CHECK(!ibv_create_ah(pd, &address) && errno == EINVAL); /* no address of a host */
-    CHECK(ibv_query_gid(context, 1, 0, &address.grh.dgid) == 0);
+    CHECK(ibv_query_gid(context, 1, gid_index, &address.grh.dgid) == 0);
+    address.grh.sgid_index = gid_count();
+    CHECK(!ibv_create_ah(pd, &address) && errno == EINVAL); /* no such GID */
+    address.grh.sgid_index = gid_index;
     struct ibv_ah *ah = ibv_create_ah(pd, &address);
     CHECK(ah && ah->context == context && ah->pd == pd);
     for (unsigned length = 0; length <= 1000; length += 500) {
@@ -433,6 +463,7 @@ static void datagrams(void)
         struct ibv_ah_attr sender;
         CHECK(ibv_init_ah_from_wc(context, 1, &wc, grh, &sender) == 0 && sender.is_global == 1);
         CHECK(memcmp(&sender.grh.dgid, &address.grh.dgid, 16) == 0);
+        CHECK(sender.grh.sgid_index == gid_index);
         struct ibv_ah *back = ibv_create_ah_from_wc(pd, &wc, grh, 1);
         CHECK(back);
         recv.sg_list = &(struct ibv_sge){(uintptr_t)a.bytes, 60, a.mr->lkey};
@@ -550,18 +581,25 @@ static void queries(void)
 {
     struct ibv_device_attr_ex attr;
     struct ibv_port_attr port;
-    struct ibv_gid_entry entries[4], entry;
+    struct ibv_gid_entry entries[16], entry;
     __be16 pkey;
     CHECK(ibv_query_device_ex(context, NULL, &attr) == 0 && attr.phys_port_cnt_ex == 1);
     CHECK(attr.orig_attr.max_sge >= 4 && attr.orig_attr.phys_port_cnt == 1);
     CHECK(ibv_query_port(context, 1, &port) == 0 && port.state == IBV_PORT_ACTIVE);
-    CHECK(port.link_layer == IBV_LINK_LAYER_ETHERNET && port.gid_tbl_len == 1);
+    CHECK(port.link_layer == IBV_LINK_LAYER_ETHERNET && port.gid_tbl_len >= 1);
     CHECK(ibv_query_port(context, 2, &port) == EINVAL);
-    CHECK(ibv_query_gid_table(context, entries, 4, 0) == 1);
-    CHECK(ibv_query_gid_ex(context, 1, 0, &entry, 0) == 0);
-    CHECK(entry.gid_type == IBV_GID_TYPE_ROCE_V2 && entry.ndev_ifindex > 0);
-    CHECK(memcmp(&entry, entries, sizeof entry) == 0);
-    CHECK(ibv_query_gid_ex(context, 1, 1, &entry, 0) == EINVAL);
+    int count = port.gid_tbl_len;
+    CHECK(ibv_query_gid_table(context, entries, 16, 0) == count);
+    CHECK(ibv_query_gid_table(context, entries, count - 1, 0) == -EINVAL);
+    for (int index = 0; index < count; index++) {
+        union ibv_gid gid;
+        CHECK(ibv_query_gid_ex(context, 1, index, &entry, 0) == 0);
+        CHECK(entry.gid_type == IBV_GID_TYPE_ROCE_V2 && entry.ndev_ifindex > 0);
+        CHECK(entry.gid_index == (unsigned)index);
+        CHECK(memcmp(&entry, &entries[index], sizeof entry) == 0);
+        CHECK(ibv_query_gid(context, 1, index, &gid) == 0 && !memcmp(&gid, &entry.gid, 16));
+    }
+    CHECK(ibv_query_gid_ex(context, 1, count, &entry, 0) == EINVAL);
     CHECK(ibv_query_gid(context, 1, -1, &entry.gid) == -1);
     CHECK(ibv_query_pkey(context, 1, 0, &pkey) == 0 && pkey == 0xffff);
     CHECK(ibv_get_pkey_index(context, 1, pkey) == 0 && ibv_get_pkey_index(context, 1, 1) == -1);
@@ -593,7 +631,8 @@ int main(void)
     CHECK(pd && pd->context == context);
     queries();
     struct end a = create(), b = create();
-    for (int round = 0; round < 2; round++) {
+    for (int round = 0; round < 2 * gid_count(); round++) {
+        gid_index = round % gid_count();
         connect_to(&a, &b);
         connect_to(&b, &a);
         transfers(&a, &b);
@@ -602,7 +641,9 @@ int main(void)
     }
     refusals(&a);
     shared_receives();
-    datagrams();
+    for (gid_index = 0; gid_index < gid_count(); gid_index++)
+        datagrams();
+    gid_index = 0;
     built_and_read();
     destroy(&a);
     destroy(&b);

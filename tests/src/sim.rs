@@ -109,6 +109,7 @@ impl World {
         let seed = [(); 4].map(|()| net.wire.random.next());
         let device = Device::new(DeviceConfig {
             address: SocketAddr::new(ip, UDP_PORT),
+            more_addresses: Vec::new(),
             source_ports: SourcePorts(SOURCE_PORTS),
             seed: std::array::from_fn(|i| seed[i / 8].to_le_bytes()[i % 8]),
             tuning: net.tuning,

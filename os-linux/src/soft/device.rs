@@ -15,6 +15,7 @@ mod counters;
 mod datagram;
 mod linger;
 mod lists;
+mod local;
 mod modify;
 mod notice;
 mod path;
@@ -33,7 +34,7 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 
 use invar_core::nic::{
-    Access, NicError, PollError, QpState, QpTransition, RecvWr, SendFlags, SendWr, Sge,
+    Access, NicError, PollError, QpState, QpTransition, QpType, RecvWr, SendFlags, SendWr, Sge,
     SourcePorts, Verb, Wc,
 };
 use invar_core::roce::qp::{RequesterPhase, ResponderPhase, Tuning};
@@ -52,6 +53,7 @@ use transmit::Staging;
 pub use completion::Awaited;
 pub use counters::DeviceCounters;
 pub use datagram::Receiver;
+pub use local::LocalAddress;
 pub use notice::{AsyncEvent, Subject};
 pub use queue_pair::{INLINE_BYTES_MAX, QpConfig, SGES_MAX, WORK_REQUESTS_MAX};
 pub use shared_receive::{SHARED_RECEIVES_MAX, SrqConfig};
@@ -72,7 +74,9 @@ pub const CQ_DEPTH_MAX: usize = 1 << 22;
 pub struct DeviceConfig {
     /// The address to which peers send. Its IP address is the GID.
     pub address: SocketAddr,
-    /// UDP ports that packets leave from; at least one.
+    /// The addresses with the GID indices from 1 on. They have the UDP port of `address`.
+    pub more_addresses: Vec<LocalAddress>,
+    /// UDP ports that packets from `address` leave from; at least one.
     pub source_ports: SourcePorts,
     /// Seed of the random queue pair numbers and keys. If strangers can reach the device, only the
     /// device may know the seed.
@@ -119,6 +123,8 @@ pub struct Device {
     timers: Timers,
     staging: Staging,
     counters: DeviceCounters,
+    /// A bit for each address that a queue pair has used, from the first one on.
+    used_addresses: u64,
 }
 
 impl Device {
@@ -144,6 +150,7 @@ impl Device {
             timers: Timers::default(),
             staging: Staging::new(),
             counters: DeviceCounters::default(),
+            used_addresses: 0,
             config,
         }
     }
@@ -151,6 +158,12 @@ impl Device {
     /// Returns the configuration of the device.
     pub fn config(&self) -> &DeviceConfig {
         &self.config
+    }
+
+    /// Returns a bit for each address at which packets may come, from the first one on.
+    #[inline]
+    pub(super) fn used_addresses(&self) -> u64 {
+        self.used_addresses
     }
 
     /// Allocates a protection domain (`ibv_alloc_pd`): a number that the device never reuses.
@@ -280,11 +293,17 @@ impl Device {
     /// of inline data, or for more than 32 buffers of a work request. `ENOMEM`: the device has [`QPS_MAX`]
     /// queue pairs.
     pub fn create_qp(&mut self, config: &QpConfig) -> Result<u32, NicError> {
-        let Device { qps, lingerers, config: DeviceConfig { address, source_ports, .. }, .. } =
-            self;
+        let Device { qps, lingerers, config: device, used_addresses, .. } = self;
         let lingers = |qpn| lingerers.contains(qpn);
-        let source = |qpn| (source_ports.place(qpn).unwrap_or(0), source_ports.port(qpn));
-        match qps.insert(lingers, |qpn| QueuePair::new(qpn, config, *address, source(qpn))) {
+        let locals = |qpn| match config.qp_type {
+            QpType::Ud => device.locals(qpn),
+            QpType::Rc | QpType::Uc => Vec::new(),
+        };
+        if config.qp_type == QpType::Ud {
+            // Datagrams may come to each address.
+            *used_addresses = u64::MAX;
+        }
+        match qps.insert(lingers, |qpn| QueuePair::new(qpn, config, locals(qpn))) {
             Some(qpn) => qpn,
             None => Err(NicError::new(Verb::CreateQp, libc::ENOMEM, "too many queue pairs")),
         }

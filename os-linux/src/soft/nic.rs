@@ -20,16 +20,18 @@ use invar_core::param::PortRange;
 use invar_core::roce::qp::{Tuning, WINDOW_PACKETS_MAX};
 
 use super::capture::Capture;
-use super::device::{Awaited, Device, DeviceConfig, DeviceCounters, QpConfig, QpnRange};
+use super::device::{
+    Awaited, Device, DeviceConfig, DeviceCounters, LocalAddress, QpConfig, QpnRange,
+};
 use super::impair::{Impairment, ImpairmentConfig};
-use super::port::Port;
+use super::port::{Port, RxSockets};
 use super::shared_ports;
 use super::sockets::Sockets;
 use crate::interface::Interface;
 use crate::memory::HostMemory;
 use crate::ports::bind_in_range;
 use crate::random::random;
-use crate::udp::RxSocket;
+use crate::udp::{OTHERS_MAX, RxSocket};
 use handles::OwnedPd;
 
 pub use handles::{Cq, Mr, Pd, Qp, Srq};
@@ -46,6 +48,9 @@ pub struct SoftConfig {
     /// An address of this host. The UDP port is the one that receives packets. Port 4791 serves peers
     /// that are no software NIC of Invar; port 0 means a port of `ports`.
     pub address: SocketAddr,
+    /// More addresses of the same interface, at most [`OTHERS_MAX`]: the GIDs with the indices from 1 on.
+    /// An address that the interface has lost is left out.
+    pub more_addresses: Vec<SocketAddr>,
     /// If the port of `address` is 0, the NIC takes the first free port of this range.
     pub ports: PortRange,
     /// Maximum path MTU, if it is to be less than the interface carries. Below 4096, the NIC agrees on
@@ -73,6 +78,7 @@ impl SoftConfig {
         SoftConfig {
             name: name.into(),
             address,
+            more_addresses: Vec::new(),
             ports: PortRange::ANY,
             path_mtu_max: Mtu::Mtu4096,
             source_ports: SourcePorts::MAX,
@@ -105,6 +111,7 @@ pub struct SoftNic(Arc<Owner>);
 struct Owner {
     name: String,
     attr: PortAttr,
+    gids: Vec<Gid>,
     port: Arc<Port>,
     thread: Option<JoinHandle<()>>,
 }
@@ -135,10 +142,18 @@ impl SoftNic {
         let mtu = mtu.min(config.path_mtu_max);
         let long_mtu_bytes =
             if config.path_mtu_max == Mtu::Mtu4096 { interface.long_mtu_bytes(ip) } else { 0 };
-        let rx = bind_in_range(config.address, config.ports, "INVAR_SOFT_PORT", RxSocket::bind)?;
+        let (rx, more) =
+            bind_in_range(config.address, config.ports, "INVAR_SOFT_PORT", |at| bind(at, config))?;
         let address = rx.local_addr()?;
+        let more_addresses =
+            more.iter().map(RxSocket::local_addr).collect::<io::Result<Vec<_>>>()?;
         let impairment = config.impairment.map(Impairment::new);
-        let sockets = Sockets::bind(config.address, config.source_ports, impairment)?;
+        let sockets = Sockets::bind(
+            config.address,
+            config.source_ports,
+            more_addresses.iter().copied(),
+            impairment,
+        )?;
         let tuning = match config.tuning {
             Some(tuning) => tuning,
             None => Tuning {
@@ -154,7 +169,11 @@ impl SoftNic {
             })?,
             false => QpnRange::ALL,
         };
+        let gids = [address].iter().chain(&more_addresses).map(|at| Gid::from(at.ip())).collect();
+        let local =
+            |(address, (source, source_port))| LocalAddress { address, source, source_port };
         let device = Device::new(DeviceConfig {
+            more_addresses: more_addresses.into_iter().zip(sockets.more()?).map(local).collect(),
             qpns,
             address,
             source_ports: udp_source_ports,
@@ -175,11 +194,22 @@ impl SoftNic {
             udp_source_ports,
             options: QpOptions::all(),
         };
-        let port = Arc::new(Port::new(rx, sockets, device));
+        let port = Arc::new(Port::new(RxSockets { first: rx, more }, sockets, device));
         let (serving, spins_on_memory) = (Arc::clone(&port), config.spins_on_memory);
         let serve = move || serving.serve(spins_on_memory);
         let thread = thread::Builder::new().name(config.name.clone()).spawn(serve)?;
-        Ok(SoftNic(Arc::new(Owner { name: config.name.clone(), attr, port, thread: Some(thread) })))
+        Ok(SoftNic(Arc::new(Owner {
+            name: config.name.clone(),
+            attr,
+            gids,
+            port,
+            thread: Some(thread),
+        })))
+    }
+
+    /// Returns the GIDs, by index. Each is an address of the interface.
+    pub fn gids(&self) -> &[Gid] {
+        &self.0.gids
     }
 
     /// Returns the counters so far.
@@ -374,6 +404,21 @@ fn post_each(device: &mut Device, qpn: u32, wrs: &[SendWr]) -> Result<(), NicErr
     wrs.iter().zip(0..).try_for_each(|(wr, index)| {
         device.post_send(qpn, wr).map_err(|error| NicError { index, ..error })
     })
+}
+
+/// Binds at an address, and at the same port of the configured other addresses.
+fn bind(at: SocketAddr, config: &SoftConfig) -> io::Result<(RxSocket, Vec<RxSocket>)> {
+    let first = RxSocket::bind(at)?;
+    let port = first.local_addr()?.port();
+    let mut more = Vec::new();
+    for &(mut address) in config.more_addresses.iter().take(OTHERS_MAX) {
+        address.set_port(port);
+        match RxSocket::bind(address) {
+            Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => {}
+            bound => more.push(bound?),
+        }
+    }
+    Ok((first, more))
 }
 
 /// Returns the number of packets that fit into a receive buffer by the kernel's accounting. A packet

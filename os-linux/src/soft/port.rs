@@ -60,7 +60,7 @@ const ACK_DEFER_NS: u64 = ACK_WAIT_MAX_NS / 2;
 pub(super) type Listener = Box<dyn Fn(AsyncEvent) + Send>;
 
 pub(super) struct Port {
-    rx: RxSocket,
+    rx: RxSockets,
     moving: Mutex<Moving>,
     /// Time of the application's last poll.
     last_poll_ns: AtomicU64,
@@ -70,6 +70,12 @@ pub(super) struct Port {
     stop: AtomicBool,
     /// An application waits for an event of a completion queue. Written under the lock.
     pub(super) awaited: AtomicBool,
+}
+
+/// The sockets that receive, one for each address of the device.
+pub(super) struct RxSockets {
+    pub(super) first: RxSocket,
+    pub(super) more: Vec<RxSocket>,
 }
 
 /// The state that only one thread may access at a time.
@@ -85,10 +91,12 @@ pub(super) struct Moving {
     posted_ns: u64,
     /// Whether that post came soon after the previous one.
     posts_often: bool,
+    /// Index of the address from which a poll received last.
+    last_address: usize,
 }
 
 impl Port {
-    pub(super) fn new(rx: RxSocket, sockets: Sockets, device: Device) -> Port {
+    pub(super) fn new(rx: RxSockets, sockets: Sockets, device: Device) -> Port {
         Port {
             rx,
             moving: Mutex::new(Moving {
@@ -99,6 +107,7 @@ impl Port {
                 listeners: HashMap::new(),
                 posted_ns: 0,
                 posts_often: false,
+                last_address: 0,
             }),
             last_poll_ns: AtomicU64::new(0),
             wakes_ns: AtomicU64::new(0),
@@ -153,7 +162,7 @@ impl Port {
             return Ok(n);
         }
         moving
-            .receive(&self.rx, now)
+            .receive_next(&self.rx, now)
             .map_err(|error| PollError { errno: error.raw_os_error().unwrap_or(0) as u16 })?;
         let n = moving.device.poll(cq, wcs)?;
         if n == 0 {
@@ -170,7 +179,7 @@ impl Port {
         let moving = &mut *self.lock();
         let now = now_ns();
         self.last_poll_ns.store(now, Ordering::Relaxed);
-        let received = moving.receive(&self.rx, now);
+        let received = moving.receive_next(&self.rx, now);
         moving.transmit(now);
         self.raise(moving);
         self.wake_in_time(moving, now);
@@ -202,7 +211,7 @@ impl Port {
         let wakes = self.wakes_ns.load(Ordering::Relaxed);
         if wakes > 0 && moving.due_ns(now) < wakes {
             self.wakes_ns.store(0, Ordering::Relaxed);
-            self.rx.wake();
+            self.rx.first.wake();
         }
     }
 
@@ -235,7 +244,7 @@ impl Port {
         let (found_work, due) = {
             let moving = &mut *self.lock();
             let owed = moving.device.owes();
-            let received = moving.receive(&self.rx, now)?;
+            let received = moving.receive_all(&self.rx, now)?;
             moving.device.transmit(now, &mut moving.sockets);
             self.raise(moving);
             let due = moving.due_ns(now);
@@ -243,7 +252,7 @@ impl Port {
             (received > 0 || owed, due)
         };
         let left = (due != u64::MAX).then(|| Duration::from_nanos(due.saturating_sub(now_ns())));
-        let waited = self.rx.wait_readable(left);
+        let waited = self.rx.first.wait_any(&self.rx.more, left);
         self.wakes_ns.store(0, Ordering::Relaxed);
         waited.map(|_| found_work)
     }
@@ -252,7 +261,7 @@ impl Port {
     pub(super) fn stop(&self, thread: &thread::Thread) {
         self.stop.store(true, Ordering::Release);
         thread.unpark();
-        self.rx.wake();
+        self.rx.first.wake();
     }
 }
 
@@ -263,20 +272,49 @@ impl Moving {
         self.notify.remove(&cq);
     }
 
-    /// Receives packets that have arrived, and runs due timers. Returns the number of trains.
+    /// Receives packets that have arrived at one of the addresses in use, each in its turn, and runs due
+    /// timers. Returns the number of trains.
     #[inline]
-    fn receive(&mut self, rx: &RxSocket, now: u64) -> io::Result<usize> {
+    fn receive_next(&mut self, rx: &RxSockets, now: u64) -> io::Result<usize> {
+        let at = if rx.more.is_empty() { 0 } else { self.next_address(rx) };
+        let received = self.receive_at(rx, at, now);
+        self.device.handle_timers(now);
+        received
+    }
+
+    /// Receives packets that have arrived at any address, and runs due timers. Returns the number of
+    /// trains.
+    fn receive_all(&mut self, rx: &RxSockets, now: u64) -> io::Result<usize> {
+        let mut received = self.receive_at(rx, 0, now)?;
+        for at in 1..=rx.more.len() {
+            received += self.receive_at(rx, at, now)?;
+        }
+        self.device.handle_timers(now);
+        Ok(received)
+    }
+
+    /// Returns the index of the address after the last one, among those in use.
+    fn next_address(&mut self, rx: &RxSockets) -> usize {
+        let used = self.device.used_addresses();
+        let behind = self.last_address + 1..=rx.more.len();
+        let mut places = behind.chain(0..=self.last_address);
+        self.last_address = places.find(|at| used >> at & 1 == 1).unwrap_or(0);
+        self.last_address
+    }
+
+    #[inline]
+    fn receive_at(&mut self, rx: &RxSockets, at: usize, now: u64) -> io::Result<usize> {
         let Moving { device, sockets, batch, .. } = self;
-        let received = rx.recv_batch(batch);
+        let socket = if at == 0 { &rx.first } else { &rx.more[at - 1] };
+        let received = socket.recv_batch(batch);
         if let Ok(1..) = received {
             for datagram in batch.datagrams() {
                 if let Some(capture) = &mut sockets.capture {
                     capture.received(&datagram);
                 }
-                device.handle_datagram(now, datagram.source, datagram.bytes);
+                device.handle_datagram_at(now, at, datagram.source, datagram.bytes);
             }
         }
-        device.handle_timers(now);
         received
     }
 

@@ -1,8 +1,8 @@
 //! The sockets that send packets.
 
-use std::io;
 use std::net::SocketAddr;
 use std::time::Instant;
+use std::{io, iter};
 
 use invar_core::nic::SourcePorts;
 
@@ -17,7 +17,10 @@ const PIECES_MAX: usize = 2 * SEGMENTS_MAX + 1;
 
 /// A pool of sockets, one for each source port of the device.
 pub(super) struct Sockets {
+    /// The sockets of the first address, then one of each other address.
     pool: Box<[Lane]>,
+    /// Number of sockets of the first address.
+    first: usize,
     impairment: Option<Impairment>,
     pub(super) capture: Option<Capture>,
     errors: u64,
@@ -38,30 +41,40 @@ struct Lane {
 }
 
 impl Sockets {
-    /// Binds `count` sockets at the IP address of `address`, on ports that the kernel picks.
+    /// Binds `count` sockets at the IP address of `address`, and one at each of `more`, on ports that the
+    /// kernel picks.
     pub(super) fn bind(
-        mut address: SocketAddr,
+        address: SocketAddr,
         count: usize,
+        more: impl Iterator<Item = SocketAddr>,
         impairment: Option<Impairment>,
     ) -> io::Result<Sockets> {
-        address.set_port(0);
-        let lane = |_| {
+        let lane = |mut address: SocketAddr| {
+            address.set_port(0);
             let socket = TxSocket::bind(address)?;
             let (traffic_class, hop_limit) = (0, 64);
             socket.set_traffic_class(traffic_class)?;
             socket.set_hop_limit(hop_limit)?;
             Ok(Lane { socket, traffic_class, hop_limit, last: None, trains: 0 })
         };
-        let pool = (0..count.clamp(1, SourcePorts::MAX)).map(lane).collect::<io::Result<_>>()?;
-        Ok(Sockets { pool, impairment, capture: None, errors: 0, last_error: None })
+        let first = count.clamp(1, SourcePorts::MAX);
+        let addresses = iter::repeat_n(address, first).chain(more);
+        let pool = addresses.map(lane).collect::<io::Result<_>>()?;
+        Ok(Sockets { pool, first, impairment, capture: None, errors: 0, last_error: None })
     }
 
     pub(super) fn ports(&self) -> io::Result<SourcePorts> {
         let mut ports = SourcePorts::default();
-        for (port, lane) in ports.0.iter_mut().zip(&self.pool) {
+        for (port, lane) in ports.0.iter_mut().zip(&self.pool[..self.first]) {
             *port = lane.socket.local_addr()?.port();
         }
         Ok(ports)
+    }
+
+    /// Returns index and port of the sockets of the other addresses.
+    pub(super) fn more(&self) -> io::Result<Vec<(usize, u16)>> {
+        let others = self.pool.iter().enumerate().skip(self.first);
+        others.map(|(index, lane)| Ok((index, lane.socket.local_addr()?.port()))).collect()
     }
 
     /// Returns the number of trains that the kernel refused, and the reason and time of the last
@@ -79,7 +92,7 @@ impl TransmitSink for Sockets {
 
     #[inline]
     fn send(&mut self, train: Train<'_>) -> usize {
-        let Sockets { pool, impairment, capture, errors, last_error } = self;
+        let Sockets { pool, impairment, capture, errors, last_error, .. } = self;
         let mut send = |train: Train<'_>| match pool[train.route.source].send(&train) {
             Ok(taken) => {
                 if let Some(capture) = capture {

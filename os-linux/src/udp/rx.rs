@@ -17,6 +17,9 @@ use super::{Control, UDP_NO_CHECK6_RX, bind, grow_buffer, message_header, set_op
 /// Maximum number of trains that one system call receives.
 const MESSAGES_MAX: usize = 16;
 
+/// Maximum number of sockets that wait together with another one.
+pub const OTHERS_MAX: usize = 15;
+
 /// Length of a buffer that holds the longest train.
 const MESSAGE_BYTES_MAX: usize = 1 << 16;
 
@@ -114,10 +117,19 @@ impl RxSocket {
     /// Sleeps until datagrams arrive, somebody calls [`wake`](Self::wake), or `timeout` is over (`None`
     /// means no limit). Returns whether datagrams have arrived. One wake ends one wait.
     pub fn wait_readable(&self, timeout: Option<Duration>) -> io::Result<bool> {
-        let mut fds = [
-            PollFd::new(&self.socket, PollFlags::IN),
-            PollFd::from_borrowed_fd(self.wake.as_fd(), PollFlags::IN),
-        ];
+        self.wait_any(&[], timeout)
+    }
+
+    /// Sleeps as [`wait_readable`](Self::wait_readable) does, until datagrams arrive at this socket or at
+    /// one of `others`.
+    pub fn wait_any(&self, others: &[RxSocket], timeout: Option<Duration>) -> io::Result<bool> {
+        let mut fds = heapless::Vec::<PollFd<'_>, { 2 + OTHERS_MAX }>::new();
+        let _ = fds.push(PollFd::new(&self.socket, PollFlags::IN));
+        let _ = fds.push(PollFd::from_borrowed_fd(self.wake.as_fd(), PollFlags::IN));
+        for other in others {
+            let pushed = fds.push(PollFd::new(&other.socket, PollFlags::IN));
+            debug_assert!(pushed.is_ok(), "at most OTHERS_MAX sockets");
+        }
         // A timeout that does not fit the kernel's type is centuries long.
         let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
         match poll(&mut fds, timeout.as_ref()) {
@@ -132,7 +144,8 @@ impl RxSocket {
                 Err(errno) => return Err(errno.into()),
             }
         }
-        Ok(!fds[0].revents().is_empty())
+        let arrived = |fd: &PollFd<'_>| !fd.revents().is_empty();
+        Ok(arrived(&fds[0]) || fds[2..].iter().any(arrived))
     }
 
     /// Ends the current [`wait_readable`](Self::wait_readable), or else the next one.

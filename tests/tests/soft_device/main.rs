@@ -83,6 +83,7 @@ impl End {
     fn new(ip: IpAddr, port: u16, len: usize) -> End {
         let mut device = Device::new(DeviceConfig {
             address: SocketAddr::new(ip, port),
+            more_addresses: Vec::new(),
             source_ports: SOURCE_PORTS,
             seed: [port as u8; 32],
             tuning: Tuning::default(),

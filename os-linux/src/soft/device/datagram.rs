@@ -7,7 +7,7 @@ use invar_core::roce::qp::{Destination, GRH_BYTES};
 use invar_core::roce::{IP_UDP_BYTES_MAX, IpHeaders, Packet};
 
 use super::path::{Incoming, Path, is_of_partition};
-use super::{Device, DeviceCounters};
+use super::{Device, DeviceCounters, LocalAddress};
 
 /// The length of a UDP header.
 const UDP_BYTES: usize = 8;
@@ -33,12 +33,12 @@ pub(super) struct Receivers {
 
 /// The paths of a queue pair of datagrams.
 pub(super) struct DatagramPaths {
-    local: SocketAddr,
-    /// Index and number of the port that packets leave from.
-    source: (usize, u16),
+    /// The addresses of this end, by GID index.
+    locals: Vec<LocalAddress>,
     /// The path to the receiver of the last datagram.
     last: Option<(AddressVector, Path)>,
-    incoming: Incoming,
+    /// The address at which the last datagram came, and the sender's.
+    incoming: (usize, Incoming),
 }
 
 impl Receivers {
@@ -59,8 +59,8 @@ impl Receivers {
 }
 
 impl DatagramPaths {
-    pub(super) fn new(local: SocketAddr, source: (usize, u16)) -> Self {
-        DatagramPaths { local, source, last: None, incoming: Incoming::default() }
+    pub(super) fn new(locals: Vec<LocalAddress>) -> Self {
+        DatagramPaths { locals, last: None, incoming: (0, Incoming::default()) }
     }
 
     /// Returns the path to a receiver.
@@ -73,15 +73,18 @@ impl DatagramPaths {
             _ => {
                 let options = QpOptions::ICRC_MASKS_IP_ID;
                 let attr = RtrAttr { ah: *ah, options, ..RtrAttr::default() };
-                (*ah, Path::new(self.local, self.source, &attr)?)
+                let local = self.locals.get(usize::from(ah.sgid_index)).copied();
+                (*ah, Path::new(local, &attr)?)
             }
         };
         Ok(&mut self.last.insert(last).1)
     }
 
-    /// Decodes a datagram if it is undamaged; otherwise counts the reason and returns `None`.
+    /// Decodes a datagram that came to the address at index `at`, if it is undamaged; otherwise counts the
+    /// reason and returns `None`.
     pub(super) fn admit<'a>(
         &mut self,
+        at: usize,
         from: SocketAddr,
         bytes: &'a [u8],
         counters: &mut DeviceCounters,
@@ -90,7 +93,11 @@ impl DatagramPaths {
             counters.malformed += 1;
             return None;
         };
-        if !self.incoming.verify(from, self.local, bytes) {
+        let local = self.locals.get(at)?.address;
+        if self.incoming.0 != at {
+            self.incoming = (at, Incoming::default());
+        }
+        if !self.incoming.1.verify(from, local, bytes) {
             counters.icrc_bad += 1;
             return None;
         }
@@ -98,7 +105,7 @@ impl DatagramPaths {
             counters.wrong_pkey += 1;
             return None;
         }
-        Some((packet, global_route_header(from, self.local, bytes.len())))
+        Some((packet, global_route_header(from, local, bytes.len())))
     }
 }
 
@@ -127,7 +134,7 @@ impl Device {
     /// # Errors
     /// `EINVAL`: the address is no address of a host, or is of the other IP version.
     pub fn check_address(&self, address: &AddressVector) -> Result<(), NicError> {
-        DatagramPaths::new(self.config.address, (0, 0)).path_to(address).map(|_| ())
+        DatagramPaths::new(self.config.locals(0)).path_to(address).map(|_| ())
     }
 
     /// Names the receiver of the datagram that is posted next to this queue pair.

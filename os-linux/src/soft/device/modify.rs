@@ -12,13 +12,17 @@ impl Device {
     /// # Errors
     /// `EINVAL`: the transition does not exist, or an attribute is out of range.
     pub fn modify_qp(&mut self, qpn: u32, transition: &QpTransition) -> Result<(), NicError> {
-        let ports = self.config.source_ports;
-        let source = (ports.place(qpn).unwrap_or(0), ports.port(qpn));
-        let (local, tuning) = (self.config.address, self.config.tuning);
-        self.with_qp(qpn, Verb::ModifyQp, |qp, env| {
+        let tuning = self.config.tuning;
+        let local = match transition {
+            QpTransition::Rtr(attr) => self.config.local(qpn, attr.ah.sgid_index),
+            _ => None,
+        };
+        let mut used = None;
+        let modified = self.with_qp(qpn, Verb::ModifyQp, |qp, env| {
             let path = match transition {
                 QpTransition::Rtr(attr) if qp.qp_type() != QpType::Ud => {
-                    Some(Path::new(local, source, attr)?)
+                    used = Some(attr.ah.sgid_index);
+                    Some(Path::new(local, attr)?)
                 }
                 _ => None,
             };
@@ -28,7 +32,11 @@ impl Device {
                 qp.path = path;
             }
             Ok(())
-        })
+        });
+        if let (Ok(()), Some(index)) = (modified, used) {
+            self.used_addresses |= 1 << (index % 64);
+        }
+        modified
     }
 
     /// Changes attributes of a queue pair without a change of state (`ibv_modify_qp`).

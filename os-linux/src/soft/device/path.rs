@@ -5,15 +5,17 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV6};
 use invar_core::nic::{NicError, QpOptions, RtrAttr, Verb};
 use invar_core::roce::{Bth, Flow, ICRC_BYTES, Ipv4Id, Packet, Psn, UDP_PORT};
 
-use super::DeviceCounters;
 use super::tags::{TAG_BYTES, Tags};
 use super::train::Route;
+use super::{DeviceCounters, LocalAddress};
 
 /// The default partition, which all of RoCE uses; the top bit distinguishes full from limited members.
 const PKEY: u16 = 0x7fff;
 
 /// The path to the peer.
 pub(super) struct Path {
+    /// The address of this end.
+    local: SocketAddr,
     pub(super) route: Route,
     outgoing: Flow,
     /// Makes and checks tags, if packets carry tags instead of the ICRC.
@@ -46,13 +48,14 @@ pub(super) fn is_of_partition(packet: &Packet<'_>) -> bool {
 }
 
 impl Path {
-    /// Makes the path from `local`, with the source port `source.1`, to the peer that `attr` names.
-    pub(super) fn new(
-        local: SocketAddr,
-        source: (usize, u16),
-        attr: &RtrAttr,
-    ) -> Result<Path, NicError> {
+    /// Makes the path from `local` to the peer that `attr` names.
+    ///
+    /// # Errors
+    /// `EINVAL`: there is no local address, or it cannot send to the peer's.
+    pub(super) fn new(local: Option<LocalAddress>, attr: &RtrAttr) -> Result<Path, NicError> {
         let refuse = |cause| NicError::new(Verb::ModifyQp, libc::EINVAL, cause);
+        let LocalAddress { address: local, source, source_port } =
+            local.ok_or_else(|| refuse("the device has no GID at this index"))?;
         let port = if attr.ah.udp_port == 0 { UDP_PORT } else { attr.ah.udp_port };
         let peer = match (attr.ah.dgid.ip(), local) {
             // A link-local address is valid on our own link only.
@@ -69,11 +72,11 @@ impl Path {
         if peer.ip().is_loopback() && !local.ip().is_loopback() {
             return Err(refuse("the peer's GID is a loopback address, and this device's is not"));
         }
-        let outgoing = Flow::new(SocketAddr::new(local.ip(), source.1), peer)
+        let outgoing = Flow::new(SocketAddr::new(local.ip(), source_port), peer)
             .map_err(|_| refuse("the peer's GID is of the other IP version"))?;
         let route = Route {
             to: peer,
-            source: source.0,
+            source,
             traffic_class: attr.ah.traffic_class,
             // If no hop limit is given, use 64 as the kernel's driver does.
             hop_limit: if attr.ah.hop_limit == 0 { 64 } else { attr.ah.hop_limit },
@@ -81,6 +84,7 @@ impl Path {
         };
         let tags = attr.packet_keys.map(|keys| Box::new(Tags::new(&keys, Psn::new(attr.rq_psn))));
         Ok(Path {
+            local,
             route,
             outgoing,
             tags,
@@ -118,7 +122,6 @@ impl Path {
     pub(super) fn admit<'a>(
         &mut self,
         from: SocketAddr,
-        local: SocketAddr,
         bytes: &'a [u8],
         counters: &mut DeviceCounters,
     ) -> Option<Packet<'a>> {
@@ -140,7 +143,7 @@ impl Path {
             }
         } else if !self.verifies() {
             counters.icrc_unverified += 1;
-        } else if !self.incoming.verify(from, local, bytes) {
+        } else if !self.incoming.verify(from, self.local, bytes) {
             counters.icrc_bad += 1;
             return None;
         }

@@ -1,6 +1,5 @@
 //! A queue pair of the device: the engine, and the device's knowledge of the peer.
 
-use std::net::SocketAddr;
 use std::num::NonZeroU32;
 
 use invar_core::nic::{
@@ -12,6 +11,7 @@ use invar_core::roce::qp::{
     Counters, GRH_BYTES, Lingering, Qp, RequesterPhase, ResponderPhase, Transmit, Tuning,
 };
 
+use super::LocalAddress;
 use super::datagram::{DatagramPaths, Receivers};
 use super::lists::Lists;
 use super::path::Path;
@@ -116,12 +116,11 @@ fn boxed<const SQ: usize, const RQ: usize>(
 }
 
 impl QueuePair {
-    /// Makes a queue pair. `source` is the index and the number of the port that its packets leave from.
+    /// Makes a queue pair. Datagrams leave from `locals`.
     pub(super) fn new(
         qpn: u32,
         config: &QpConfig,
-        local: SocketAddr,
-        source: (usize, u16),
+        locals: Vec<LocalAddress>,
     ) -> Result<Self, NicError> {
         let QpConfig { pd, send_cq, recv_cq, cap, send_sges_max, recv_sges_max, srq, .. } = *config;
         if send_sges_max.max(recv_sges_max) > SGES_MAX {
@@ -158,8 +157,7 @@ impl QueuePair {
                 told_last: false,
             },
             path: None,
-            datagrams: (config.qp_type == QpType::Ud)
-                .then(|| Box::new(DatagramPaths::new(local, source))),
+            datagrams: (config.qp_type == QpType::Ud).then(|| Box::new(DatagramPaths::new(locals))),
             qp_type: config.qp_type,
             rate_mbps_max: config.rate_mbps_max,
             listed: false,
@@ -378,8 +376,7 @@ mod tests {
     fn a_queue_pair_with_few_sends_may_have_many_receives() {
         let is_made = |max_send_wr, max_recv_wr| {
             let cap = QpCap { max_send_wr, max_recv_wr, ..QpCap::default() };
-            let local = "127.0.0.1:4791".parse().expect("an address");
-            QueuePair::new(1, &QpConfig::new(0, 0, cap), local, (0, 4791)).is_ok()
+            QueuePair::new(1, &QpConfig::new(0, 0, cap), Vec::new()).is_ok()
         };
         assert!(is_made(512, 8192) && is_made(2048, 2048));
         assert!(!is_made(512, 8193) && !is_made(513, 2049) && !is_made(2049, 1));
