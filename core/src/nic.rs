@@ -30,7 +30,7 @@ pub use error::{NicError, PollError, Refusal, Refused, Verb};
 pub use list::{Listed, SendList};
 pub use notices::PortNotices;
 pub use wr::{
-    Atomic, Link, Nought, NumSge, RecvWr, SendFlags, SendOpcode, SendWr, Sge, Wc, WcFlags,
+    Atomic, Link, LocalOp, Nought, NumSge, RecvWr, SendFlags, SendOpcode, SendWr, Sge, Wc, WcFlags,
     WcOpcode, WcStatus,
 };
 
@@ -40,6 +40,8 @@ bitflags::bitflags! {
     pub struct Access: u32 {
         /// The local NIC may write, for receives and as the target of READs.
         const LOCAL_WRITE = 1;
+        /// Memory windows may be bound to the region.
+        const MW_BIND = 1 << 4;
         /// A peer may RDMA WRITE.
         const REMOTE_WRITE = 1 << 1;
         /// A peer may RDMA READ.

@@ -24,11 +24,13 @@ const WRITES: u64 = IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_I
 const ANSWERED: u64 = IBV_QP_EX_WITH_RDMA_READ
     | IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP
     | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD;
+const WINDOWS: u64 =
+    IBV_QP_EX_WITH_LOCAL_INV | IBV_QP_EX_WITH_BIND_MW | IBV_QP_EX_WITH_SEND_WITH_INV;
 
 /// The operations of a transport service.
 fn operations(qp_type: u32) -> u64 {
     match qp_type {
-        IBV_QPT_RC => SENDS | WRITES | ANSWERED,
+        IBV_QPT_RC => SENDS | WRITES | ANSWERED | WINDOWS,
         IBV_QPT_UD => SENDS,
         _ => SENDS | WRITES,
     }
@@ -80,6 +82,9 @@ extern "C" fn ibv_qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
 fn set_functions(qp: &mut ibv_qp_ex) {
     qp.wr_atomic_cmp_swp = Some(atomic_cmp_swp);
     qp.wr_atomic_fetch_add = Some(atomic_fetch_add);
+    qp.wr_bind_mw = Some(bind_mw);
+    qp.wr_local_inv = Some(local_inv);
+    qp.wr_send_inv = Some(send_inv);
     qp.wr_rdma_read = Some(rdma_read);
     qp.wr_rdma_write = Some(rdma_write);
     qp.wr_rdma_write_imm = Some(rdma_write_imm);
@@ -152,6 +157,33 @@ unsafe extern "C" fn send(qp: *mut ibv_qp_ex) {
 unsafe extern "C" fn send_imm(qp: *mut ibv_qp_ex, imm_data: u32) {
     // SAFETY: the caller gives a living queue pair, and `begin` a place for the request.
     unsafe { begin(qp, SendOpcode::SendWithImm as u32, |wr| (*wr).imm_data = imm_data) };
+}
+
+unsafe extern "C" fn send_inv(qp: *mut ibv_qp_ex, rkey: u32) {
+    // SAFETY: the caller gives a living queue pair, and `begin` a place for the request.
+    unsafe { begin(qp, SendOpcode::SendWithInv as u32, |wr| (*wr).imm_data = rkey) };
+}
+
+unsafe extern "C" fn local_inv(qp: *mut ibv_qp_ex, rkey: u32) {
+    // SAFETY: the caller gives a living queue pair, and `begin` a place for the request.
+    unsafe { begin(qp, IBV_WR_LOCAL_INV, |wr| (*wr).imm_data = rkey) };
+}
+
+unsafe extern "C" fn bind_mw(
+    qp: *mut ibv_qp_ex,
+    mw: *mut ibv_mw,
+    rkey: u32,
+    info: *const ibv_mw_bind_info,
+) {
+    // SAFETY: the caller gives a valid description.
+    let bind_info = unsafe { info.read() };
+    let set = |wr: *mut ibv_send_wr| {
+        let place = wr.wrapping_byte_add(BIND_MW_OFFSET);
+        // SAFETY: a request has room for `bind_mw` there.
+        unsafe { place.cast::<ibv_wr_bind_mw>().write(ibv_wr_bind_mw { mw, rkey, bind_info }) };
+    };
+    // SAFETY: the caller gives a living queue pair.
+    unsafe { begin(qp, IBV_WR_BIND_MW, set) };
 }
 
 /// A function that names memory of the peer in a request.

@@ -261,11 +261,14 @@ fn attributes(device: &Device) -> ibv_device_attr {
     attr.max_qp_wr = WORK_REQUESTS_MAX as c_int;
     attr.device_cap_flags =
         IBV_DEVICE_CURR_QP_STATE_MOD | IBV_DEVICE_SYS_IMAGE_GUID | IBV_DEVICE_RC_RNR_NAK_GEN;
+    attr.device_cap_flags |=
+        IBV_DEVICE_MEM_WINDOW | IBV_DEVICE_MEM_WINDOW_TYPE_2B | IBV_DEVICE_MEM_MGT_EXTENSIONS;
     attr.max_sge = SGES_MAX as c_int;
     attr.max_sge_rd = SGES_MAX as c_int;
     attr.max_cq = 1 << 20;
     attr.max_cqe = CQ_DEPTH_MAX as c_int;
     attr.max_mr = soft::device::REGIONS_MAX as c_int;
+    attr.max_mw = soft::device::WINDOWS_MAX as c_int;
     attr.max_pd = 1 << 20;
     attr.max_qp_rd_atom = RD_ATOMIC_MAX.into();
     attr.max_qp_init_rd_atom = RD_ATOMIC_MAX.into();

@@ -12,6 +12,7 @@
 //!   shared_receive.rs  shared receive queues        work_requests.rs  what all posts share
 //!   address.rs       address handles               batch.rs, builder.rs  sends built by functions
 //!   turn.rs          state between calls           reader.rs    completions read by functions
+//!   window.rs        memory windows
 //!   port_watch.rs    events of ports               signals.rs   threads without the program's handlers
 //!   refused.rs       what is not supported         provider.rs  what drivers of rdma-core import
 //! invar_linux::soft  SoftNic, one for each device and process
@@ -49,4 +50,5 @@ mod shared_receive;
 mod signals;
 mod transition;
 mod turn;
+mod window;
 mod work_requests;

@@ -36,6 +36,12 @@ pub(crate) struct Pd {
     pub(crate) domain: Arc<soft::Pd>,
 }
 
+impl Mr {
+    pub(crate) fn key(&self) -> u32 {
+        self.region.rkey()
+    }
+}
+
 impl Pd {
     pub(crate) fn context(&self) -> *mut ibv_context {
         self.base.context
@@ -44,10 +50,11 @@ impl Pd {
 
 /// A memory region.
 #[repr(C)]
-struct Mr {
+pub(crate) struct Mr {
     base: ibv_mr,
+    nic: SoftNic,
     /// Ends the region before the domain may end.
-    _region: soft::Mr,
+    region: soft::Mr,
     _domain: Arc<soft::Pd>,
 }
 
@@ -144,7 +151,12 @@ fn register(
     let (lkey, rkey) = (region.lkey(), region.rkey());
     let context = domain.base.context;
     let base = ibv_mr { context, pd: pd.cast(), addr, length, handle: 0, lkey, rkey };
-    Ok(object::give(Mr { base, _region: region, _domain: Arc::clone(&domain.domain) }))
+    Ok(object::give(Mr {
+        base,
+        nic: domain.nic.clone(),
+        region,
+        _domain: Arc::clone(&domain.domain),
+    }))
 }
 
 /// Makes the kernel map the pages with the rights that transfers need, so that no transfer faults.
@@ -182,5 +194,9 @@ fn can_populate() -> bool {
 
 #[unsafe(no_mangle)]
 extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
-    errno::status(object::take::<Mr>(mr, |_| Ok(())).map(drop))
+    let unused = object::get::<Mr>(mr).and_then(|mr| match mr.nic.is_bound(&mr.region) {
+        false => Ok(()),
+        true => Err(libc::EBUSY),
+    });
+    errno::status(unused.and_then(|()| object::take::<Mr>(mr, |_| Ok(())).map(drop)))
 }

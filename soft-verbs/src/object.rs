@@ -11,6 +11,7 @@ pub(crate) enum Kind {
     Pd,
     Ah,
     Mr,
+    Mw,
     Channel,
     Cq,
     Srq,

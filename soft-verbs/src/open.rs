@@ -12,7 +12,7 @@ use crate::device::{self, Context};
 use crate::events::EventQueue;
 use crate::object;
 use crate::port_watch::PortWatch;
-use crate::{builder, completion, errno, post, query, reader, shared_receive};
+use crate::{builder, completion, errno, post, query, reader, shared_receive, window};
 
 versions! {
     "IBVERBS_1.1":
@@ -49,6 +49,9 @@ fn operations(of: *mut ibv_device, async_fd: RawFd) -> verbs_context {
     context.cmd_fd = async_fd;
     context.async_fd = async_fd;
     context.num_comp_vectors = 1;
+    context.ops.alloc_mw = Some(window::alloc_mw);
+    context.ops.bind_mw = Some(window::bind_mw);
+    context.ops.dealloc_mw = Some(window::dealloc_mw);
     context.ops.poll_cq = Some(completion::poll_cq);
     context.ops.req_notify_cq = Some(completion::req_notify_cq);
     context.ops.post_srq_recv = Some(shared_receive::post_srq_recv);

@@ -6,9 +6,11 @@ use std::ptr;
 
 use invar_core::nic::{AddressVector, Atomic, RecvWr, SendFlags, SendOpcode, SendWr, Sge};
 use invar_core::roce::qp::Destination;
+use invar_linux::soft::device::LocalWork;
 use invar_linux::soft::{Posting, Receiver, shared_ports};
 use invar_verbs::sys::provider::{
-    IBV_WR_ATOMIC_CMP_AND_SWP, IBV_WR_ATOMIC_FETCH_AND_ADD, ibv_wr_atomic, ibv_wr_ud,
+    BIND_MW_OFFSET, IBV_WR_ATOMIC_CMP_AND_SWP, IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_BIND_MW,
+    IBV_WR_LOCAL_INV, ibv_wr_atomic, ibv_wr_bind_mw, ibv_wr_ud,
 };
 use invar_verbs::sys::{IBV_QPT_UD, ibv_qp, ibv_recv_wr, ibv_send_wr};
 
@@ -16,6 +18,7 @@ use crate::address::Ah;
 use crate::errno;
 use crate::object;
 use crate::queue_pair::Qp;
+use crate::window;
 use crate::work_requests::{buffers, name_refused};
 
 pub(crate) unsafe extern "C" fn post_send(
@@ -50,6 +53,7 @@ pub(crate) unsafe fn post_chain(
                 IBV_WR_ATOMIC_CMP_AND_SWP | IBV_WR_ATOMIC_FETCH_AND_ADD => {
                     atomic(qp, wr, posting)?;
                 }
+                IBV_WR_LOCAL_INV | IBV_WR_BIND_MW => local(qp, wr, posting)?,
                 _ => {
                     if qp.base().qp_type == IBV_QPT_UD {
                         posting.to(&receiver(wr)?).map_err(errno::of)?;
@@ -84,8 +88,8 @@ pub(crate) unsafe extern "C" fn post_recv(
 }
 
 fn opcode(code: u32) -> Result<SendOpcode, c_int> {
-    use SendOpcode::{RdmaRead, RdmaWrite, RdmaWriteWithImm, Send, SendWithImm};
-    let known = [RdmaWrite, RdmaWriteWithImm, Send, SendWithImm, RdmaRead];
+    use SendOpcode::{RdmaRead, RdmaWrite, RdmaWriteWithImm, Send, SendWithImm, SendWithInv};
+    let known = [RdmaWrite, RdmaWriteWithImm, Send, SendWithImm, RdmaRead, SendWithInv];
     known.into_iter().find(|opcode| *opcode as u32 == code).ok_or(libc::EOPNOTSUPP)
 }
 
@@ -164,6 +168,22 @@ fn atomic(qp: &Qp, wr: *mut ibv_send_wr, posting: &mut Posting<'_>) -> Result<()
     let (wr_id, flags) = (request.wr_id, flags(qp, request)?);
     let wr = SendWr { wr_id, flags, remote_addr, rkey, sge, ..SendWr::default() };
     posting.atomic(&wr, atomic).map_err(errno::of)
+}
+
+/// Posts a bind of a memory window, or a local invalidation.
+#[cold]
+fn local(qp: &Qp, wr: *mut ibv_send_wr, posting: &mut Posting<'_>) -> Result<(), c_int> {
+    // SAFETY: the caller of `post_send` gives a valid request.
+    let request = unsafe { &*wr };
+    let work = match request.opcode {
+        IBV_WR_LOCAL_INV => LocalWork::Invalidate(request.imm_data),
+        _ => {
+            let asked = wr.wrapping_byte_add(BIND_MW_OFFSET);
+            // SAFETY: a request with this opcode has `bind_mw` there.
+            window::work_of(unsafe { &*asked.cast::<ibv_wr_bind_mw>() })?
+        }
+    };
+    posting.local(request.wr_id, flags(qp, request)?, work).map_err(errno::of)
 }
 
 /// Copies inline data, which together has the length of `bytes`.

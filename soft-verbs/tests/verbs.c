@@ -509,8 +509,8 @@ static void bad_requests(struct end *a, struct end *b)
     first.send_flags = IBV_SEND_SIGNALED;
     CHECK(ibv_post_send(a->qp, &first, &bad) == EINVAL && bad == &many);
     CHECK(completion(a->send_cq).wr_id == 1);
-    struct ibv_send_wr bind = {.opcode = IBV_WR_BIND_MW};
-    CHECK(ibv_post_send(a->qp, &bind, &bad) == EOPNOTSUPP && bad == &bind);
+    struct ibv_send_wr tso = {.opcode = IBV_WR_TSO};
+    CHECK(ibv_post_send(a->qp, &tso, &bad) == EOPNOTSUPP && bad == &tso);
 
     /* Memory that is not registered fails the request, and then the connection. */
     list[0].lkey ^= 1;
@@ -525,6 +525,151 @@ static void bad_requests(struct end *a, struct end *b)
     struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RESET};
     CHECK(ibv_modify_qp(a->qp, &attr, IBV_QP_STATE) == 0);
     CHECK(ibv_modify_qp(b->qp, &attr, IBV_QP_STATE) == 0);
+}
+
+/* Connects both ends again after an error. */
+static void reconnect(struct end *a, struct end *b)
+{
+    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RESET};
+    CHECK(ibv_modify_qp(a->qp, &attr, IBV_QP_STATE) == 0);
+    CHECK(ibv_modify_qp(b->qp, &attr, IBV_QP_STATE) == 0);
+    connect_to(a, b);
+    connect_to(b, a);
+}
+
+/* A WRITE of 8 bytes with a key; returns its status. */
+static enum ibv_wc_status write_with(struct end *a, uint32_t rkey, void *to)
+{
+    struct ibv_sge sge = {(uintptr_t)a->bytes, 8, a->mr->lkey};
+    struct ibv_send_wr wr = {.opcode = IBV_WR_RDMA_WRITE, .sg_list = &sge, .num_sge = 1}, *bad;
+    wr.send_flags = IBV_SEND_SIGNALED;
+    wr.wr.rdma.remote_addr = (uintptr_t)to;
+    wr.wr.rdma.rkey = rkey;
+    CHECK(ibv_post_send(a->qp, &wr, &bad) == 0);
+    return completion(a->send_cq).status;
+}
+
+/* Posts a bind of a window of type 2 to 100 bytes from the 64th on; returns its status. */
+static enum ibv_wc_status bind_type_2(struct end *end, struct ibv_mw *mw, uint32_t rkey,
+                                      struct ibv_mr *mr, int access)
+{
+    struct ibv_send_wr wr = {.wr_id = 8, .opcode = IBV_WR_BIND_MW, .send_flags = IBV_SEND_SIGNALED};
+    struct ibv_send_wr *bad;
+    wr.bind_mw.mw = mw;
+    wr.bind_mw.rkey = rkey;
+    wr.bind_mw.bind_info = (struct ibv_mw_bind_info){mr, (uintptr_t)end->bytes + 64, 100, access};
+    CHECK(ibv_post_send(end->qp, &wr, &bad) == 0);
+    struct ibv_wc wc = completion(end->send_cq);
+    CHECK(wc.wr_id == 8 && (wc.status || wc.opcode == IBV_WC_BIND_MW));
+    return wc.status;
+}
+
+/* Memory windows: `b` gives `a` a part of its region and takes it back. */
+static void windows(void)
+{
+    struct end a = create(), b = create(), c = create();
+    connect_to(&a, &b);
+    connect_to(&b, &a);
+    int access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND;
+    struct ibv_mr *mr = ibv_reg_mr(pd, b.bytes, BYTES, access);
+    struct ibv_mw *one = ibv_alloc_mw(pd, IBV_MW_TYPE_1), *two = ibv_alloc_mw(pd, IBV_MW_TYPE_2);
+    CHECK(mr && one && two && one->pd == pd && two->type == IBV_MW_TYPE_2);
+    CHECK(one->rkey >> 8 != two->rkey >> 8);
+    unsigned char *shown = b.bytes + 64;
+
+    /* Type 1: each bind gives a new key, and ends the old one. */
+    struct ibv_mw_bind bind = {.wr_id = 7, .send_flags = IBV_SEND_SIGNALED};
+    bind.bind_info = (struct ibv_mw_bind_info){mr, (uintptr_t)shown, 100, IBV_ACCESS_REMOTE_WRITE};
+    uint32_t first = one->rkey;
+    CHECK(ibv_bind_mw(b.qp, two, &bind) == EINVAL);
+    CHECK(ibv_bind_mw(b.qp, one, &bind) == 0 && one->rkey != first);
+    struct ibv_wc wc = completion(b.send_cq);
+    CHECK(wc.status == IBV_WC_SUCCESS && wc.opcode == IBV_WC_BIND_MW && wc.wr_id == 7);
+    CHECK(ibv_dereg_mr(mr) == EBUSY);
+    CHECK(write_with(&a, one->rkey, shown + 92) == IBV_WC_SUCCESS);
+    CHECK(memcmp(shown + 92, a.bytes, 8) == 0);
+    void *outside[] = {shown + 93, shown - 1};
+    for (int i = 0; i < 2; i++) {
+        CHECK(write_with(&a, one->rkey, outside[i]) == IBV_WC_REM_ACCESS_ERR);
+        reconnect(&a, &b);
+    }
+    uint32_t old = one->rkey;
+    CHECK(ibv_bind_mw(b.qp, one, &bind) == 0 && one->rkey != old);
+    CHECK(completion(b.send_cq).status == IBV_WC_SUCCESS);
+    CHECK(write_with(&a, one->rkey, shown) == IBV_WC_SUCCESS);
+    CHECK(write_with(&a, old, shown) == IBV_WC_REM_ACCESS_ERR);
+    reconnect(&a, &b);
+    bind.bind_info.length = 0;
+    CHECK(ibv_bind_mw(b.qp, one, &bind) == 0);
+    CHECK(completion(b.send_cq).status == IBV_WC_SUCCESS);
+    CHECK(write_with(&a, one->rkey, shown) == IBV_WC_REM_ACCESS_ERR);
+    reconnect(&a, &b);
+
+    /* Type 2: the program chooses the key, and only the queue pair of the bind serves it. */
+    uint32_t rkey = ibv_inc_rkey(two->rkey);
+    CHECK(bind_type_2(&b, two, rkey, mr, IBV_ACCESS_REMOTE_WRITE) == IBV_WC_SUCCESS);
+    CHECK(write_with(&a, rkey, shown) == IBV_WC_SUCCESS);
+    CHECK(bind_type_2(&b, two, rkey + 1, mr, IBV_ACCESS_REMOTE_WRITE) == IBV_WC_MW_BIND_ERR);
+    reconnect(&a, &b); /* it was bound */
+    CHECK(write_with(&a, rkey, shown) == IBV_WC_SUCCESS);
+    struct ibv_send_wr wr = {.wr_id = 9, .opcode = IBV_WR_LOCAL_INV, .invalidate_rkey = rkey}, *bad;
+    wr.send_flags = IBV_SEND_SIGNALED;
+    CHECK(ibv_post_send(b.qp, &wr, &bad) == 0);
+    wc = completion(b.send_cq);
+    CHECK(wc.status == IBV_WC_SUCCESS && wc.opcode == IBV_WC_LOCAL_INV && wc.wr_id == 9);
+    CHECK(write_with(&a, rkey, shown) == IBV_WC_REM_ACCESS_ERR);
+    reconnect(&a, &b);
+    CHECK(ibv_post_send(b.qp, &wr, &bad) == 0);
+    CHECK(completion(b.send_cq).status == IBV_WC_LOC_QP_OP_ERR); /* it is invalid already */
+    reconnect(&a, &b);
+    CHECK(bind_type_2(&b, two, rkey, b.mr, IBV_ACCESS_REMOTE_WRITE) == IBV_WC_MW_BIND_ERR);
+    reconnect(&a, &b); /* a region without the right to bind */
+    wr.opcode = IBV_WR_BIND_MW;
+    wr.bind_mw.mw = two;
+    wr.bind_mw.rkey = rkey ^ 0x100;
+    CHECK(ibv_post_send(b.qp, &wr, &bad) == EINVAL); /* the key of another window */
+
+    /* The peer ends a bind together with a message of several packets. */
+    for (int round = 0; round < 3; round++) {
+        CHECK(bind_type_2(&b, two, rkey, mr, IBV_ACCESS_REMOTE_WRITE) == IBV_WC_SUCCESS);
+        CHECK(write_with(&a, rkey, shown) == IBV_WC_SUCCESS);
+        struct ibv_sge from = {(uintptr_t)a.bytes, 2500 * round, a.mr->lkey};
+        struct ibv_sge to = {(uintptr_t)b.bytes, BYTES, b.mr->lkey};
+        struct ibv_recv_wr recv = {.wr_id = 6, .sg_list = &to, .num_sge = 1}, *bad_recv;
+        CHECK(ibv_post_recv(b.qp, &recv, &bad_recv) == 0);
+        struct ibv_send_wr send = {.opcode = IBV_WR_SEND_WITH_INV, .sg_list = &from, .num_sge = 1};
+        send.send_flags = IBV_SEND_SIGNALED;
+        send.invalidate_rkey = rkey;
+        fill(&a, round);
+        CHECK(ibv_post_send(a.qp, &send, &bad) == 0);
+        wc = completion(b.recv_cq);
+        CHECK(wc.status == IBV_WC_SUCCESS && wc.opcode == IBV_WC_RECV);
+        CHECK(wc.wc_flags == IBV_WC_WITH_INV && wc.invalidated_rkey == rkey);
+        CHECK(wc.byte_len == from.length && memcmp(a.bytes, b.bytes, from.length) == 0);
+        CHECK(completion(a.send_cq).opcode == IBV_WC_SEND);
+        if (round < 2)
+            continue;
+        /* The key is invalid now, so nobody can invalidate it. */
+        CHECK(ibv_post_recv(b.qp, &recv, &bad_recv) == 0);
+        CHECK(ibv_post_send(a.qp, &send, &bad) == 0);
+        CHECK(completion(a.send_cq).status == IBV_WC_REM_INV_REQ_ERR);
+        CHECK(completion(b.recv_cq).status == IBV_WC_REM_INV_REQ_ERR);
+        reconnect(&a, &b);
+    }
+
+    /* Another queue pair of the domain does not serve the window, and its own end unbinds it. */
+    CHECK(bind_type_2(&b, two, rkey, mr, IBV_ACCESS_REMOTE_WRITE) == IBV_WC_SUCCESS);
+    struct ibv_qp_attr reset = {.qp_state = IBV_QPS_RESET};
+    CHECK(ibv_modify_qp(a.qp, &reset, IBV_QP_STATE) == 0);
+    connect_to(&a, &c);
+    connect_to(&c, &a);
+    CHECK(write_with(&a, rkey, shown) == IBV_WC_REM_ACCESS_ERR);
+    CHECK(ibv_dereg_mr(mr) == EBUSY && ibv_dealloc_pd(pd) == EBUSY);
+    destroy(&b);
+    CHECK(ibv_dereg_mr(mr) == 0);
+    CHECK(ibv_dealloc_mw(one) == 0 && ibv_dealloc_mw(two) == 0);
+    destroy(&a);
+    destroy(&c);
 }
 
 static void refusals(struct end *end)
@@ -548,7 +693,7 @@ static void refusals(struct end *end)
     CHECK(qp && ibv_destroy_qp(qp) == 0);
     extended.create_flags = IBV_QP_CREATE_SCATTER_FCS;
     CHECK(!ibv_create_qp_ex(context, &extended) && errno == EOPNOTSUPP);
-    CHECK(!ibv_alloc_mw(pd, IBV_MW_TYPE_1) && errno == EOPNOTSUPP);
+    CHECK(!ibv_alloc_mw(pd, 3) && errno == EINVAL);
     CHECK(!ibv_alloc_td(context, NULL) && errno == EOPNOTSUPP);
     CHECK(ibv_rereg_mr(end->mr, 0, NULL, NULL, 0, 0) == IBV_REREG_MR_ERR_INPUT);
     CHECK(!ibv_create_cq(context, 0, NULL, NULL, 0) && errno == EINVAL);
@@ -644,6 +789,7 @@ int main(void)
     for (gid_index = 0; gid_index < gid_count(); gid_index++)
         datagrams();
     gid_index = 0;
+    windows();
     built_and_read();
     destroy(&a);
     destroy(&b);

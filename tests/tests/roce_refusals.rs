@@ -48,7 +48,7 @@ fn a_malformed_request_is_refused() {
         &[(Opcode::WRITE_ONLY, whole(5), 4)],
         &[(Opcode::WRITE_FIRST, whole(2000), 1024), (Opcode::WRITE_LAST, None, 975)],
         &[(Opcode::READ_REQUEST, whole((1 << 31) + 1), 0)],
-        // Operations that Invar does not support.
+        // Operations without their header, and an unknown one.
         &[(Opcode::FETCH_ADD, None, 0)],
         &[(Opcode::SEND_ONLY_INV, None, 0)],
         &[(Opcode(0x1f), None, 0)],

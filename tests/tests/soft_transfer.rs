@@ -33,7 +33,7 @@ fn transfer([a, b]: &[End<SoftNic>; 2], opcode: SendOpcode, len: usize, flags: S
     let received = match opcode {
         SendOpcode::RdmaWrite | SendOpcode::RdmaRead => None,
         SendOpcode::RdmaWriteWithImm => Some((WcOpcode::RECV_RDMA_WITH_IMM, true)),
-        SendOpcode::Send => Some((WcOpcode::RECV, false)),
+        SendOpcode::Send | SendOpcode::SendWithInv => Some((WcOpcode::RECV, false)),
         SendOpcode::SendWithImm => Some((WcOpcode::RECV, true)),
     };
     if received.is_some() {

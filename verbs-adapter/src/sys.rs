@@ -23,7 +23,11 @@ pub struct ibv_device {
 /// `struct ibv_context_ops`: the operations that the header's inline functions call.
 #[repr(C)]
 pub struct ibv_context_ops {
-    _before_poll_cq: [*const c_void; 11],
+    _before_alloc_mw: [*const c_void; 7],
+    pub alloc_mw: Option<provider::AllocMw>,
+    pub bind_mw: Option<provider::BindMw>,
+    pub dealloc_mw: Option<provider::DeallocMw>,
+    _create_cq: *const c_void,
     pub poll_cq: Option<PollCq>,
     pub req_notify_cq: Option<provider::ReqNotifyCq>,
     _before_post_srq_recv: [*const c_void; 7],

@@ -32,6 +32,17 @@ pub enum SendOpcode {
     SendWithImm = 3,
     /// RDMA READ from memory of the peer, which does not notice it.
     RdmaRead = 4,
+    /// SEND that also invalidates the key of a memory window of the peer. [`SendWr::imm_data`] is the key.
+    SendWithInv = 9,
+}
+
+/// An operation on the send queue that sends nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum LocalOp {
+    /// Binds a memory window (`IBV_WR_BIND_MW`).
+    BindWindow,
+    /// Invalidates the key of a memory window (`IBV_WR_LOCAL_INV`).
+    Invalidate,
 }
 
 /// An atomic operation on an aligned 8-byte word of the peer's memory (`ibv_send_wr::wr.atomic`). The word
@@ -193,6 +204,10 @@ impl WcOpcode {
     pub const COMP_SWAP: Self = Self(3);
     /// Completion of an atomic FETCH_ADD of this end.
     pub const FETCH_ADD: Self = Self(4);
+    /// Completion of a bind of a memory window.
+    pub const BIND_MW: Self = Self(5);
+    /// Completion of a local invalidation.
+    pub const LOCAL_INV: Self = Self(6);
     /// Completion of a receive by a SEND of the peer.
     pub const RECV: Self = Self(128);
     /// Completion of a receive by a WRITE_WITH_IMM of the peer.
@@ -241,6 +256,8 @@ bitflags::bitflags! {
         const GRH = 1;
         /// The completion has immediate data.
         const WITH_IMM = 1 << 1;
+        /// The SEND has invalidated a key, which lies in the place of the immediate data.
+        const WITH_INV = 1 << 3;
     }
 }
 

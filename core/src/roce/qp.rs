@@ -43,6 +43,7 @@
 mod counters;
 mod env;
 mod linger;
+mod local;
 mod pace;
 mod path;
 mod phase;

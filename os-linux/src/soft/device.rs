@@ -29,6 +29,7 @@ mod tags;
 mod timers;
 mod train;
 mod transmit;
+mod window;
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -49,6 +50,7 @@ use shared_receive::SharedQueue;
 use table::{Names, Table};
 use timers::Timers;
 use transmit::Staging;
+use window::Windows;
 
 pub use completion::Awaited;
 pub use counters::DeviceCounters;
@@ -59,6 +61,7 @@ pub use queue_pair::{INLINE_BYTES_MAX, QpConfig, SGES_MAX, WORK_REQUESTS_MAX};
 pub use shared_receive::{SHARED_RECEIVES_MAX, SrqConfig};
 pub use train::{Datagram, Route, Train, TransmitSink};
 pub use transmit::AckDelay;
+pub use window::{Bind, LocalWork, WINDOWS_MAX, WindowType};
 
 /// Maximum number of queue pairs of a device: 1 in 256 of the 24-bit queue pair numbers is in use.
 pub const QPS_MAX: usize = 1 << 16;
@@ -106,6 +109,7 @@ impl QpnRange {
 pub struct Device {
     config: DeviceConfig,
     regions: Regions,
+    windows: Windows,
     cqs: Table<CompletionQueue>,
     /// Completion queues that have raised an event.
     events: Vec<u32>,
@@ -138,6 +142,7 @@ impl Device {
         let qpns = names(b'q', config.qpns.bits).from(config.qpns.first);
         Device {
             regions: Regions::new(Table::new(REGIONS_MAX, names(b'r', 32))),
+            windows: Windows::new(names(b'w', 24)),
             cqs: Table::new(CQS_MAX, names(b'c', 32)),
             events: Vec::new(),
             armed: 0,
@@ -208,7 +213,9 @@ impl Device {
             return refuse(libc::EINVAL, "REMOTE_WRITE and REMOTE_ATOMIC need LOCAL_WRITE");
         }
         let region = MemoryRegion { memory: memory.clone(), addr, access, pd };
-        match self.regions.table.insert(|_| false, |_| Ok::<_, NicError>(region)) {
+        let Device { regions, windows, .. } = self;
+        let is_of_window = |key| windows.has_index_of(key);
+        match regions.table.insert(is_of_window, |_| Ok::<_, NicError>(region)) {
             Some(key) => key,
             None => refuse(libc::ENOMEM, "too many memory regions"),
         }
@@ -315,6 +322,7 @@ impl Device {
     pub fn destroy_qp(&mut self, now_ns: u64, qpn: u32) {
         if let Some(qp) = self.qps.remove(qpn) {
             self.counters.retire(qp.counters());
+            self.windows.forget_qp(qpn);
             self.lingerers.add(now_ns, qpn, qp);
         }
     }
@@ -457,11 +465,11 @@ impl Device {
         verb: Verb,
         call: impl FnOnce(&mut QueuePair, &mut DeviceEnv<'_>) -> Result<R, NicError>,
     ) -> Result<R, NicError> {
-        let Device { qps, regions, cqs, events, srqs, notices, ready, .. } = self;
+        let Device { qps, regions, windows, cqs, events, srqs, notices, ready, .. } = self;
         let Some(qp) = qps.get_mut(qpn) else {
             return Err(NicError::new(verb, libc::EINVAL, "no such queue pair"));
         };
-        let mut env = DeviceEnv { regions, cqs, events, srqs, notices };
+        let mut env = DeviceEnv { regions, windows, cqs, events, srqs, notices };
         let result = call(qp, &mut env);
         qp.follow_up(qpn, &mut env, ready);
         result

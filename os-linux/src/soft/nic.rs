@@ -34,7 +34,7 @@ use crate::random::random;
 use crate::udp::{OTHERS_MAX, RxSocket};
 use handles::OwnedPd;
 
-pub use handles::{Cq, Mr, Pd, Qp, Srq};
+pub use handles::{Cq, Mr, Pd, Qp, Srq, Window};
 pub use verbs::{Posting, QpInit};
 
 /// Speed assumed for a link whose driver does not report one, such as loopback.

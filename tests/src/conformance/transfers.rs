@@ -90,7 +90,7 @@ fn transfer<N: Nic + Clone>(
     let received = match opcode {
         SendOpcode::RdmaWrite | SendOpcode::RdmaRead => None,
         SendOpcode::RdmaWriteWithImm => Some((WcOpcode::RECV_RDMA_WITH_IMM, true)),
-        SendOpcode::Send => Some((WcOpcode::RECV, false)),
+        SendOpcode::Send | SendOpcode::SendWithInv => Some((WcOpcode::RECV, false)),
         SendOpcode::SendWithImm => Some((WcOpcode::RECV, true)),
     };
     if received.is_some() {
@@ -103,7 +103,9 @@ fn transfer<N: Nic + Clone>(
         SendOpcode::RdmaWrite | SendOpcode::RdmaWriteWithImm => {
             (WcOpcode::RDMA_WRITE, (&here[..len], &there))
         }
-        SendOpcode::Send | SendOpcode::SendWithImm => (WcOpcode::SEND, (&here[..len], &there)),
+        SendOpcode::Send | SendOpcode::SendWithImm | SendOpcode::SendWithInv => {
+            (WcOpcode::SEND, (&here[..len], &there))
+        }
     };
     equal("opcode of the send", done.opcode, opcode_done)?;
     if let Some((opcode, with_imm)) = received {

@@ -341,7 +341,7 @@ impl Fabric {
                 }
                 Ok(Some(WcOpcode::RDMA_READ))
             }
-            SendOpcode::Send | SendOpcode::SendWithImm => {
+            SendOpcode::Send | SendOpcode::SendWithImm | SendOpcode::SendWithInv => {
                 let Sge { addr, length, lkey } = at.receives.front().expect("checked above").sge;
                 if len > length {
                     let status = WcStatus::LOC_LEN_ERR;

@@ -3,7 +3,7 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 
-use super::provider::{ibv_ah, ibv_comp_channel, ibv_qp};
+use super::provider::{ibv_ah, ibv_comp_channel, ibv_mw, ibv_mw_bind_info, ibv_qp};
 use super::{ibv_context, ibv_sge};
 
 pub type CreateCqEx =
@@ -22,14 +22,15 @@ pub struct ibv_qp_ex {
     pub wr_flags: c_uint,
     pub wr_atomic_cmp_swp: Option<unsafe extern "C" fn(*mut ibv_qp_ex, u32, u64, u64, u64)>,
     pub wr_atomic_fetch_add: Option<unsafe extern "C" fn(*mut ibv_qp_ex, u32, u64, u64)>,
-    _wr_bind_mw: *const c_void,
-    _wr_local_inv: *const c_void,
+    pub wr_bind_mw:
+        Option<unsafe extern "C" fn(*mut ibv_qp_ex, *mut ibv_mw, u32, *const ibv_mw_bind_info)>,
+    pub wr_local_inv: WrImm,
     pub wr_rdma_read: WrRdma,
     pub wr_rdma_write: WrRdma,
     pub wr_rdma_write_imm: Option<unsafe extern "C" fn(*mut ibv_qp_ex, u32, u64, u32)>,
     pub wr_send: Wr,
     pub wr_send_imm: WrImm,
-    _wr_send_inv: *const c_void,
+    pub wr_send_inv: WrImm,
     _wr_send_tso: *const c_void,
     pub wr_set_ud_addr: Option<unsafe extern "C" fn(*mut ibv_qp_ex, *mut ibv_ah, u32, u32)>,
     _wr_set_xrc_srqn: *const c_void,
@@ -58,6 +59,9 @@ pub const IBV_QP_EX_WITH_SEND_WITH_IMM: u64 = 1 << 3;
 pub const IBV_QP_EX_WITH_RDMA_READ: u64 = 1 << 4;
 pub const IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP: u64 = 1 << 5;
 pub const IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD: u64 = 1 << 6;
+pub const IBV_QP_EX_WITH_LOCAL_INV: u64 = 1 << 7;
+pub const IBV_QP_EX_WITH_BIND_MW: u64 = 1 << 8;
+pub const IBV_QP_EX_WITH_SEND_WITH_INV: u64 = 1 << 9;
 
 type ReadWord = Option<unsafe extern "C" fn(*mut ibv_cq_ex) -> u32>;
 type ReadByte = Option<unsafe extern "C" fn(*mut ibv_cq_ex) -> u8>;

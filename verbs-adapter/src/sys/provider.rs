@@ -1,7 +1,7 @@
 //! The part of `infiniband/verbs.h` that only a library with devices of its own needs: structures with
 //! all of their fields, and further operations.
 
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{c_char, c_int, c_uint, c_void};
 
 use super::{ibv_context, ibv_qp_cap, ibv_recv_wr};
 
@@ -27,6 +27,50 @@ pub type QueryDeviceEx =
     unsafe extern "C" fn(*mut ibv_context, *const c_void, *mut ibv_device_attr_ex, usize) -> c_int;
 pub type CreateQpEx =
     unsafe extern "C" fn(*mut ibv_context, *mut ibv_qp_init_attr_ex) -> *mut super::ibv_qp;
+
+pub type AllocMw = unsafe extern "C" fn(*mut ibv_pd, c_int) -> *mut ibv_mw;
+pub type BindMw = unsafe extern "C" fn(*mut ibv_qp, *mut ibv_mw, *mut ibv_mw_bind) -> c_int;
+pub type DeallocMw = unsafe extern "C" fn(*mut ibv_mw) -> c_int;
+
+#[repr(C)]
+pub struct ibv_mw {
+    pub context: *mut ibv_context,
+    pub pd: *mut ibv_pd,
+    pub rkey: u32,
+    pub handle: u32,
+    pub kind: c_int,
+}
+
+pub const IBV_MW_TYPE_1: c_int = 1;
+pub const IBV_MW_TYPE_2: c_int = 2;
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct ibv_mw_bind_info {
+    pub mr: *mut super::ibv_mr,
+    pub addr: u64,
+    pub length: u64,
+    pub mw_access_flags: c_uint,
+}
+
+#[repr(C)]
+pub struct ibv_mw_bind {
+    pub wr_id: u64,
+    pub send_flags: c_uint,
+    pub bind_info: ibv_mw_bind_info,
+}
+
+/// `bind_mw` of `struct ibv_send_wr`, at [`BIND_MW_OFFSET`].
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct ibv_wr_bind_mw {
+    pub mw: *mut ibv_mw,
+    pub rkey: u32,
+    pub bind_info: ibv_mw_bind_info,
+}
+
+/// `offsetof(struct ibv_send_wr, bind_mw)`
+pub const BIND_MW_OFFSET: usize = 80;
 
 /// `wr.atomic` of `struct ibv_send_wr`, at the place of `remote_addr`.
 #[derive(Clone, Copy)]
@@ -68,6 +112,8 @@ pub struct ibv_grh {
 
 pub const IBV_WR_ATOMIC_CMP_AND_SWP: u32 = 5;
 pub const IBV_WR_ATOMIC_FETCH_AND_ADD: u32 = 6;
+pub const IBV_WR_LOCAL_INV: u32 = 7;
+pub const IBV_WR_BIND_MW: u32 = 8;
 /// Atomics are atomic with respect to processors and other devices too.
 pub const IBV_ATOMIC_GLOB: u32 = 2;
 
@@ -189,6 +235,9 @@ pub struct ibv_device_attr {
 pub const IBV_DEVICE_CURR_QP_STATE_MOD: u32 = 1 << 7;
 pub const IBV_DEVICE_SYS_IMAGE_GUID: u32 = 1 << 11;
 pub const IBV_DEVICE_RC_RNR_NAK_GEN: u32 = 1 << 12;
+pub const IBV_DEVICE_MEM_WINDOW: u32 = 1 << 17;
+pub const IBV_DEVICE_MEM_MGT_EXTENSIONS: u32 = 1 << 21;
+pub const IBV_DEVICE_MEM_WINDOW_TYPE_2B: u32 = 1 << 24;
 
 /// Extended device attributes. All fields behind `orig_attr` are 0 for a device without the features
 /// that they describe, except the number of ports at the end.

@@ -72,9 +72,10 @@ fn rows() -> Vec<Row> {
     {
         use provider::{
             ibv_ah, ibv_comp_channel, ibv_cq, ibv_device, ibv_device_attr, ibv_device_attr_ex,
-            ibv_grh, ibv_pd, ibv_qp, ibv_qp_init_attr_ex, ibv_srq, ibv_srq_attr, ibv_srq_init_attr,
+            ibv_grh, ibv_mw, ibv_mw_bind, ibv_mw_bind_info, ibv_pd, ibv_qp, ibv_qp_init_attr_ex,
+            ibv_srq, ibv_srq_attr, ibv_srq_init_attr,
         };
-        sizes!(rows; ibv_ah, ibv_grh, ibv_comp_channel, ibv_cq, ibv_device, ibv_device_attr, ibv_device_attr_ex, ibv_pd,
+        sizes!(rows; ibv_ah, ibv_grh, ibv_mw, ibv_mw_bind, ibv_mw_bind_info, ibv_comp_channel, ibv_cq, ibv_device, ibv_device_attr, ibv_device_attr_ex, ibv_pd,
             ibv_qp, ibv_srq, ibv_srq_attr, ibv_srq_init_attr);
         offsets! { rows;
             ibv_device { node_type, transport_type, name, dev_name, dev_path, ibdev_path }
@@ -82,6 +83,9 @@ fn rows() -> Vec<Row> {
             ibv_ah { context, pd, handle }
             ibv_grh { version_tclass_flow, paylen, next_hdr, hop_limit, sgid, dgid }
             ibv_pd { handle }
+            ibv_mw { context, pd, rkey, handle, kind = "type" }
+            ibv_mw_bind { wr_id, send_flags, bind_info }
+            ibv_mw_bind_info { mr, addr, length, mw_access_flags }
             ibv_cq { channel, cq_context, handle, cqe, mutex, cond, comp_events_completed }
             ibv_qp { pd, send_cq, recv_cq, srq, handle, qp_num, state, qp_type, mutex, cond,
                 events_completed }
@@ -120,10 +124,20 @@ fn rows() -> Vec<Row> {
             let field = format!("offsetof(struct ibv_send_wr, wr.ud.{field})");
             rows.push((field, offset_of!(ibv_send_wr, remote_addr) + ours));
         }
+        for (field, ours) in [
+            ("mw", offset_of!(provider::ibv_wr_bind_mw, mw)),
+            ("rkey", offset_of!(provider::ibv_wr_bind_mw, rkey)),
+            ("bind_info", offset_of!(provider::ibv_wr_bind_mw, bind_info)),
+        ] {
+            let field = format!("offsetof(struct ibv_send_wr, bind_mw.{field})");
+            rows.push((field, provider::BIND_MW_OFFSET + ours));
+        }
         use provider::*;
         constants! { rows;
             IBV_NODE_CA, IBV_TRANSPORT_IB, IBV_DEVICE_CURR_QP_STATE_MOD, IBV_DEVICE_SYS_IMAGE_GUID,
-            IBV_DEVICE_RC_RNR_NAK_GEN, IBV_QP_INIT_ATTR_PD, IBV_QP_INIT_ATTR_CREATE_FLAGS,
+            IBV_DEVICE_RC_RNR_NAK_GEN, IBV_DEVICE_MEM_WINDOW, IBV_DEVICE_MEM_MGT_EXTENSIONS,
+            IBV_DEVICE_MEM_WINDOW_TYPE_2B, IBV_MW_TYPE_1, IBV_MW_TYPE_2, IBV_WR_LOCAL_INV,
+            IBV_WR_BIND_MW, IBV_QP_INIT_ATTR_PD, IBV_QP_INIT_ATTR_CREATE_FLAGS,
             IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
             IBV_QP_CUR_STATE, IBV_QP_EN_SQD_ASYNC_NOTIFY, IBV_QP_ALT_PATH, IBV_QP_PATH_MIG_STATE,
             IBV_QP_CAP, IBV_PORT_DOWN, IBV_PORT_CM_SUP, IBV_PORT_IP_BASED_GIDS,
@@ -134,7 +148,7 @@ fn rows() -> Vec<Row> {
         use extended::*;
         sizes!(rows; ibv_qp_ex, ibv_cq_ex, ibv_data_buf, ibv_poll_cq_attr, ibv_cq_init_attr_ex);
         offsets! { rows;
-            ibv_qp_ex { qp_base, comp_mask, wr_id, wr_flags, wr_atomic_cmp_swp, wr_atomic_fetch_add,
+            ibv_qp_ex { wr_bind_mw, wr_local_inv, wr_send_inv, qp_base, comp_mask, wr_id, wr_flags, wr_atomic_cmp_swp, wr_atomic_fetch_add,
                 wr_rdma_read, wr_rdma_write, wr_rdma_write_imm, wr_send, wr_send_imm, wr_set_ud_addr,
                 wr_set_inline_data, wr_set_inline_data_list, wr_set_sge, wr_set_sge_list, wr_start,
                 wr_complete, wr_abort }
@@ -147,6 +161,7 @@ fn rows() -> Vec<Row> {
         }
         constants! { rows;
             IBV_QP_EX_WITH_RDMA_WRITE, IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM, IBV_QP_EX_WITH_SEND,
+            IBV_QP_EX_WITH_SEND_WITH_INV, IBV_QP_EX_WITH_LOCAL_INV, IBV_QP_EX_WITH_BIND_MW,
             IBV_QP_EX_WITH_SEND_WITH_IMM, IBV_QP_EX_WITH_RDMA_READ,
             IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP, IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD,
             IBV_WC_STANDARD_FLAGS, IBV_CQ_INIT_ATTR_MASK_FLAGS, IBV_CREATE_CQ_ATTR_SINGLE_THREADED,
@@ -173,6 +188,7 @@ fn rows() -> Vec<Row> {
     let same = [
         ("IBV_ACCESS_LOCAL_WRITE", Access::LOCAL_WRITE.bits()),
         ("IBV_ACCESS_REMOTE_WRITE", Access::REMOTE_WRITE.bits()),
+        ("IBV_ACCESS_MW_BIND", Access::MW_BIND.bits()),
         ("IBV_ACCESS_REMOTE_READ", Access::REMOTE_READ.bits()),
         ("IBV_ACCESS_REMOTE_ATOMIC", Access::REMOTE_ATOMIC.bits()),
         ("IBV_ACCESS_RELAXED_ORDERING", Access::RELAXED_ORDERING.bits()),
@@ -184,6 +200,7 @@ fn rows() -> Vec<Row> {
         ("IBV_WR_RDMA_WRITE_WITH_IMM", SendOpcode::RdmaWriteWithImm as u32),
         ("IBV_WR_SEND", SendOpcode::Send as u32),
         ("IBV_WR_SEND_WITH_IMM", SendOpcode::SendWithImm as u32),
+        ("IBV_WR_SEND_WITH_INV", SendOpcode::SendWithInv as u32),
         ("IBV_WR_RDMA_READ", SendOpcode::RdmaRead as u32),
         ("IBV_WC_SEND", WcOpcode::SEND.0),
         ("IBV_WC_RDMA_WRITE", WcOpcode::RDMA_WRITE.0),

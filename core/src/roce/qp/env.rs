@@ -1,6 +1,6 @@
 //! The interface between a queue pair and its host.
 
-use crate::nic::{Access, Atomic, RecvWr, Wc};
+use crate::nic::{Access, Atomic, RecvWr, Wc, WcStatus};
 use crate::roce::{Headers, NakCode};
 
 /// The services that a host offers to its queue pairs.
@@ -67,6 +67,23 @@ pub trait Env {
     /// The word is not aligned in memory.
     fn update(&mut self, at: Region, atomic: Atomic) -> Result<u64, AccessFault> {
         let _ = (at, atomic);
+        Err(AccessFault)
+    }
+    /// Carries out the operation that the adapter keeps for a local operation of the send queue
+    /// ([`Qp::post_local`](super::Qp::post_local)).
+    ///
+    /// # Errors
+    /// The status with which the request completes. The queue pair then fails.
+    fn local(&mut self, slot: u16) -> Result<(), WcStatus> {
+        let _ = slot;
+        Err(WcStatus::LOC_QP_OP_ERR)
+    }
+    /// Invalidates a key because a SEND of the peer asks for it.
+    ///
+    /// # Errors
+    /// The peer may not invalidate this key.
+    fn invalidate(&mut self, key: u32) -> Result<(), AccessFault> {
+        let _ = key;
         Err(AccessFault)
     }
     /// Returns the receiver that the adapter keeps for a datagram of the send queue. `None` fails the

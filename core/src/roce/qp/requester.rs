@@ -12,6 +12,7 @@
 //! the queue. Marked packets (adaptive routing) never go back. The responder names the missing ones,
 //! and `requester/repair.rs` sends them again.
 
+mod local;
 mod repair;
 mod response;
 mod unreliable;
@@ -242,6 +243,8 @@ impl<const SQ: usize> Requester<SQ> {
         } else if self.may_send(start, path) {
             let most = packets_max.min(self.packets_unasked(path));
             (self.cursor, self.cursor_packet, self.next, most)
+        } else if start && self.do_local(path, env)? {
+            return self.poll_transmit(now, start, packets_max, path, counters, env);
         } else {
             return Ok(None);
         };
@@ -283,6 +286,7 @@ impl<const SQ: usize> Requester<SQ> {
             wqe.wr.flags.contains(SendFlags::FENCE) && self.cursor_packet == 0 && self.reads > 0;
         let too_many_reads = wqe.is_read() && self.reads >= self.max_rd_atomic;
         if wqe.status != WcStatus::SUCCESS
+            || wqe.local.is_some()
             || (fresh && !start)
             || in_flight >= self.window.packets()
             || other_kind

@@ -4,6 +4,7 @@
 mod answer;
 mod atomic;
 mod marked;
+mod message;
 mod operation;
 mod unreliable;
 
@@ -12,10 +13,11 @@ use heapless::{HistoryBuf, Vec};
 use super::reorder::Reorder;
 use super::ring::QueueRing;
 use super::{Counters, Env, Fatal, MESSAGE_BYTES_MAX, Path, Queue, RD_ATOMIC_MAX, Side};
-use crate::nic::{Access, RecvWr, RtrAttr, Sge, Wc, WcFlags, WcOpcode, WcStatus};
-use crate::roce::{Headers, ImmDt, NakCode, Opcode, Packet, Position, Psn, Reth};
+use crate::nic::{Access, RecvWr, RtrAttr, Sge, WcOpcode, WcStatus};
+use crate::roce::{Headers, NakCode, Opcode, Packet, Position, Psn, Reth};
 pub(super) use answer::Answer;
 use answer::{Due, Reply};
+use message::Told;
 pub(super) use operation::is_acknowledged;
 use operation::{Operation, operation, permitted, uses_receive};
 pub use unreliable::GRH_BYTES;
@@ -292,61 +294,6 @@ impl<const RQ: usize> Responder<RQ> {
         self.queue.push(receive).map(|_| receive)
     }
 
-    fn execute_send(
-        &mut self,
-        packet: &Packet<'_>,
-        position: Position,
-        path: &Path,
-        env: &mut impl Env,
-    ) -> Result<(), Refusal> {
-        let Some(recv) = self.oldest_receive(env) else { return Err(Refusal::NotReady) };
-        let received = match self.message {
-            ResponderMessage::Send { received } => received,
-            _ => 0,
-        };
-        let len = packet.payload.len() as u32;
-        let fits = match position {
-            Position::First | Position::Middle => len == path.mtu_bytes,
-            Position::Last => (1..=path.mtu_bytes).contains(&len),
-            Position::Only => len <= path.mtu_bytes,
-        };
-        if !fits {
-            return Err(INVALID);
-        }
-        if len > recv.sge.length.saturating_sub(received) {
-            return Err(TOO_LONG);
-        }
-        self.place_received(&recv, received, packet.payload, env)?;
-        let received = received + len;
-        self.message = ResponderMessage::Send { received };
-        if position.ends() {
-            let Headers { bth, imm, .. } = packet.headers;
-            self.complete_receive(WcOpcode::RECV, received, imm, bth.solicited, path, env);
-        }
-        Ok(())
-    }
-
-    /// Copies bytes to `offset` in the buffers of the oldest receive.
-    fn place_received(
-        &self,
-        recv: &Receive,
-        offset: u32,
-        bytes: &[u8],
-        env: &mut impl Env,
-    ) -> Result<(), Refusal> {
-        let len = bytes.len() as u32;
-        if len > 0 && recv.has_list {
-            let slot = QueueRing::<Receive, RQ>::slot(self.queue.head());
-            let placed = env.scatter(Queue::Recv, slot, offset, bytes);
-            placed.map_err(|_| NO_LOCAL_ACCESS)?;
-        } else if len > 0 {
-            let addr = recv.sge.addr.wrapping_add(offset.into());
-            let to = env.resolve(recv.sge.lkey, addr, len, Access::LOCAL_WRITE, Side::Local);
-            env.place(to.map_err(|_| NO_LOCAL_ACCESS)?, bytes);
-        }
-        Ok(())
-    }
-
     fn execute_write(
         &mut self,
         packet: &Packet<'_>,
@@ -380,7 +327,8 @@ impl<const RQ: usize> Responder<RQ> {
         self.message = ResponderMessage::Write { va, rkey, left: left - len, length };
         if imm.is_some() {
             let opcode = WcOpcode::RECV_RDMA_WITH_IMM;
-            self.complete_receive(opcode, length, imm, bth.solicited, path, env);
+            let told = Told::immediate(imm);
+            self.complete_receive(opcode, length, told, bth.solicited, path, env);
         }
         Ok(())
     }
@@ -436,26 +384,6 @@ impl<const RQ: usize> Responder<RQ> {
         if !pending && room && access.is_ok() {
             self.reply(Reply::again(psn, &reth, self.msn, skipped > 0));
         }
-    }
-
-    fn complete_receive(
-        &mut self,
-        opcode: WcOpcode,
-        byte_len: u32,
-        imm: Option<ImmDt>,
-        solicited: bool,
-        path: &Path,
-        env: &mut impl Env,
-    ) {
-        let Some(recv) = self.queue.pop() else { return };
-        let wc = Wc {
-            opcode,
-            byte_len,
-            flags: if imm.is_some() { WcFlags::WITH_IMM } else { WcFlags::empty() },
-            imm_data: imm.map_or(0, |ImmDt(bytes)| u32::from_ne_bytes(bytes)),
-            ..path.completion(recv.wr_id, WcStatus::SUCCESS)
-        };
-        env.complete(Queue::Recv, wc, solicited);
     }
 
     /// Moves past a request that was carried out, and queues an acknowledge if one is wanted.

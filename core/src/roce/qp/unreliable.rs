@@ -45,13 +45,13 @@ impl<const SQ: usize, const RQ: usize> Qp<SQ, RQ> {
 
     /// Returns why an unreliable queue pair cannot carry out a request, or `None` if it can.
     pub(super) fn refuses_unreliable(&self, wqe: &SendWqe) -> Option<&'static str> {
-        use SendOpcode::{RdmaRead, Send, SendWithImm};
+        use SendOpcode::{RdmaRead, Send, SendWithImm, SendWithInv};
         let (opcode, len, most) = (wqe.wr.opcode, wqe.wr.sge.length, self.path.mtu_bytes);
         match self.path.qp_type {
             QpType::Rc => None,
-            QpType::Uc => {
-                (opcode == RdmaRead).then_some("an RDMA READ or atomic on an unreliable connection")
-            }
+            _ if wqe.local.is_some() => Some("a local operation on an unreliable queue pair"),
+            QpType::Uc => matches!(opcode, RdmaRead | SendWithInv)
+                .then_some("an RDMA READ, atomic or invalidation on an unreliable connection"),
             QpType::Ud if !matches!(opcode, Send | SendWithImm) => {
                 Some("a datagram that is no SEND")
             }

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use invar_core::nic::{Access, Atomic, RecvWr, Sge, Wc};
+use invar_core::nic::{Access, Atomic, RecvWr, Sge, Wc, WcStatus};
 use invar_core::roce::NakCode;
 use invar_core::roce::qp::{AccessFault, Destination, Env, Payload, Queue, Region, Side};
 
@@ -13,6 +13,7 @@ use super::lists::Lists;
 use super::region::Regions;
 use super::shared_receive::SharedQueue;
 use super::table::Table;
+use super::window::{LocalWork, Windows};
 use super::{AsyncEvent, Subject};
 
 /// The parts of a queue pair that the device keeps for the engine's work requests.
@@ -25,6 +26,8 @@ pub(super) struct Posted {
     pub(super) recv_lists: Lists,
     /// Atomics by slot of the send queue. The list is empty until the first atomic.
     pub(super) atomics: Vec<Option<Atomic>>,
+    /// Local operations by slot of the send queue. The list is empty until the first one.
+    pub(super) locals: Vec<Option<LocalWork>>,
     /// Receivers of datagrams. The list is empty for a connection.
     pub(super) receivers: Receivers,
     pub(super) qpn: u32,
@@ -43,6 +46,7 @@ pub(super) struct Inline {
 /// The parts of the device that an engine can access.
 pub(super) struct DeviceEnv<'a> {
     pub(super) regions: &'a Regions,
+    pub(super) windows: &'a mut Windows,
     pub(super) cqs: &'a mut Table<CompletionQueue>,
     /// Completion queues that have raised an event.
     pub(super) events: &'a mut Vec<u32>,
@@ -66,7 +70,14 @@ impl Env for QpEnv<'_, '_> {
         need: Access,
         side: Side,
     ) -> Result<Region, AccessFault> {
-        self.device.regions.resolve((self.posted.pd, side), key, addr, len, need)
+        let Posted { pd, qpn, .. } = *self.posted;
+        let DeviceEnv { regions, windows, .. } = &*self.device;
+        match regions.resolve((pd, side), key, addr, len, need) {
+            Err(AccessFault) if side == Side::Remote => {
+                windows.resolve(regions, (pd, qpn), key, (addr, len), need)
+            }
+            resolved => resolved,
+        }
     }
 
     #[inline]
@@ -129,6 +140,17 @@ impl Env for QpEnv<'_, '_> {
         self.posted.atomics.get(usize::from(slot)).copied().flatten()
     }
 
+    fn local(&mut self, slot: u16) -> Result<(), WcStatus> {
+        let Posted { pd, qpn, ref locals, .. } = *self.posted;
+        let work = locals.get(usize::from(slot)).and_then(Option::as_ref);
+        let DeviceEnv { regions, windows, .. } = &mut *self.device;
+        windows.carry_out(regions, (pd, qpn), work.ok_or(WcStatus::LOC_QP_OP_ERR)?)
+    }
+
+    fn invalidate(&mut self, key: u32) -> Result<(), AccessFault> {
+        self.device.windows.invalidate((self.posted.pd, self.posted.qpn), key)
+    }
+
     fn destination(&mut self, slot: u16) -> Option<Destination> {
         self.posted.receivers.get(slot).map(|receiver| receiver.destination)
     }
@@ -176,6 +198,7 @@ impl Posted {
         send_lists: Lists { sges: Vec::new(), slot_sges: 0 },
         recv_lists: Lists { sges: Vec::new(), slot_sges: 0 },
         atomics: Vec::new(),
+        locals: Vec::new(),
         receivers: Receivers::NONE,
         qpn: 0,
         srq: None,

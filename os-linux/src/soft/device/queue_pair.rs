@@ -3,7 +3,8 @@
 use std::num::NonZeroU32;
 
 use invar_core::nic::{
-    Access, Atomic, NicError, QpCap, QpState, QpTransition, QpType, RecvWr, SendWr, Sge, Verb,
+    Access, Atomic, LocalOp, NicError, QpCap, QpState, QpTransition, QpType, RecvWr, SendFlags,
+    SendWr, Sge, Verb,
 };
 use invar_core::roce::Packet;
 use invar_core::roce::Psn;
@@ -16,6 +17,7 @@ use super::datagram::{DatagramPaths, Receivers};
 use super::lists::Lists;
 use super::path::Path;
 use super::posted::{DeviceEnv, Inline, Posted, QpEnv};
+use super::window::LocalWork;
 
 pub use super::lists::SGES_MAX;
 
@@ -115,6 +117,15 @@ fn boxed<const SQ: usize, const RQ: usize>(
     Ok(Box::new(Qp::new(qpn, config.cap)?.with_type(config.qp_type)))
 }
 
+/// Keeps what belongs to a request of the send queue, in a list that grows with the first use of a slot.
+fn keep<T: Clone>(list: &mut Vec<Option<T>>, slot: u16, value: T) {
+    let slot = usize::from(slot);
+    if list.len() <= slot {
+        list.resize(slot + 1, None);
+    }
+    list[slot] = Some(value);
+}
+
 impl QueuePair {
     /// Makes a queue pair. Datagrams leave from `locals`.
     pub(super) fn new(
@@ -151,6 +162,7 @@ impl QueuePair {
                 send_lists: Lists::new(sends, send_sges_max),
                 recv_lists: Lists::new(recvs, recv_sges_max),
                 atomics: Vec::new(),
+                locals: Vec::new(),
                 receivers: Receivers::NONE,
                 qpn,
                 srq,
@@ -278,11 +290,22 @@ impl QueuePair {
         let device = env;
         let slot =
             engine!(engine, qp => qp.post_atomic(wr, atomic, &mut QpEnv { device, posted }))?;
-        let slot = usize::from(slot);
-        if posted.atomics.len() <= slot {
-            posted.atomics.resize(slot + 1, None);
-        }
-        posted.atomics[slot] = Some(atomic);
+        keep(&mut posted.atomics, slot, atomic);
+        Ok(())
+    }
+
+    /// Posts a local operation.
+    pub(super) fn post_local(
+        &mut self,
+        (wr_id, flags): (u64, SendFlags),
+        operation: LocalOp,
+        work: LocalWork,
+        env: &mut DeviceEnv<'_>,
+    ) -> Result<(), NicError> {
+        let QueuePair { engine, posted, .. } = self;
+        let env = &mut QpEnv { device: env, posted };
+        let slot = engine!(engine, qp => qp.post_local(wr_id, flags, operation, env))?;
+        keep(&mut posted.locals, slot, work);
         Ok(())
     }
 

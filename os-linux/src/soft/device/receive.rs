@@ -28,8 +28,19 @@ impl Device {
     /// [`Device::handle_datagram`] does.
     #[inline]
     pub fn handle_datagram_at(&mut self, now_ns: u64, at: usize, from: SocketAddr, bytes: &[u8]) {
-        let Device { counters, qps, lingerers, regions, cqs, events, srqs, notices, ready, .. } =
-            self;
+        let Device {
+            counters,
+            qps,
+            lingerers,
+            regions,
+            windows,
+            cqs,
+            events,
+            srqs,
+            notices,
+            ready,
+            ..
+        } = self;
         counters.packets_received += 1;
         counters.bytes_received += bytes.len() as u64;
         let Some(qpn) = Packet::dest_qp(bytes) else {
@@ -48,7 +59,7 @@ impl Device {
             }
             return;
         };
-        let mut env = DeviceEnv { regions, cqs, events, srqs, notices };
+        let mut env = DeviceEnv { regions, windows, cqs, events, srqs, notices };
         if let Some(datagrams) = &mut qp.datagrams {
             if let Some((packet, grh)) = datagrams.admit(at, from, bytes, counters) {
                 qp.handle_datagram(&packet, &grh, &mut env);

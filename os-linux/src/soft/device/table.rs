@@ -59,6 +59,10 @@ impl<T> Table<T> {
         self.objects.is_empty()
     }
 
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.objects.values_mut()
+    }
+
     pub(super) fn iter(&self) -> impl Iterator<Item = &T> {
         self.objects.values()
     }

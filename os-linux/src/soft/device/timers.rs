@@ -48,7 +48,7 @@ impl Device {
     /// Runs due timers. Call this at [`Device::next_deadline_ns`]; more calls do no harm.
     #[inline]
     pub fn handle_timers(&mut self, now_ns: u64) {
-        let Device { timers, qps, regions, cqs, events, srqs, notices, ready, .. } = self;
+        let Device { timers, qps, regions, windows, cqs, events, srqs, notices, ready, .. } = self;
         while let Some(qpn) = timers.pop_due(now_ns, |qpn| qps.get(qpn).map(|qp| qp.armed_ns)) {
             let Some(qp) = qps.get_mut(qpn) else { continue };
             qp.armed_ns = u64::MAX;
@@ -57,7 +57,7 @@ impl Device {
                 timers.arm(qpn, deadline_ns, &mut qp.armed_ns);
                 continue;
             }
-            let mut env = DeviceEnv { regions, cqs, events, srqs, notices };
+            let mut env = DeviceEnv { regions, windows, cqs, events, srqs, notices };
             qp.handle_timeout(now_ns, &mut env);
             qp.follow_up(qpn, &mut env, ready);
         }

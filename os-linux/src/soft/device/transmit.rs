@@ -306,6 +306,7 @@ impl Device {
     ) -> Result<(), Full> {
         let Device {
             regions,
+            windows,
             cqs,
             events,
             srqs,
@@ -345,7 +346,7 @@ impl Device {
             }
             waiting = 0;
             qp.listed = false;
-            let mut env = DeviceEnv { regions, cqs, events, srqs, notices };
+            let mut env = DeviceEnv { regions, windows, cqs, events, srqs, notices };
             let most = TURN_PACKETS.min(left);
             let (mut turn, mut added) = (most, Ok(()));
             let mut deferred = false;

@@ -51,6 +51,25 @@ impl Drop for Mr {
     }
 }
 
+/// A memory window.
+pub struct Window {
+    pub(super) nic: SoftNic,
+    pub(super) key: u32,
+}
+
+impl Window {
+    /// Returns the key that the window had first. All its keys have the same upper 24 bits.
+    pub fn first_key(&self) -> u32 {
+        self.key
+    }
+}
+
+impl Drop for Window {
+    fn drop(&mut self) {
+        self.nic.port().lock().device.dealloc_window(self.key);
+    }
+}
+
 /// A completion queue.
 pub struct Cq {
     pub(super) nic: SoftNic,

@@ -4,12 +4,14 @@ use std::num::NonZeroU32;
 use std::sync::atomic::Ordering;
 
 use invar_core::nic::{
-    Access, AddressVector, Atomic, NicError, QpCap, QpType, RecvWr, SendWr, Sge, Verb,
+    Access, AddressVector, Atomic, NicError, QpCap, QpType, RecvWr, SendFlags, SendWr, Sge, Verb,
 };
 
-use super::{Cq, Mr, Pd, Qp, SoftNic, Srq};
+use super::{Cq, Mr, Pd, Qp, SoftNic, Srq, Window};
 use crate::memory::HostMemory;
-use crate::soft::device::{AsyncEvent, Awaited, Device, QpConfig, Receiver, SrqConfig, Subject};
+use crate::soft::device::{
+    AsyncEvent, Awaited, Device, LocalWork, QpConfig, Receiver, SrqConfig, Subject, WindowType,
+};
 
 /// The transport service and the sizes of a queue pair.
 #[derive(Clone, Copy, Debug, Default)]
@@ -46,6 +48,21 @@ impl SoftNic {
         self.check(&pd.0.nic, Verb::RegMr)?;
         let key = self.port().lock().device.reg_mr(pd.0.number, memory, addr, access)?;
         Ok(Mr { nic: self.clone(), key })
+    }
+
+    /// Allocates a memory window.
+    ///
+    /// # Errors
+    /// The errors of [`Device::alloc_window`](crate::soft::Device::alloc_window).
+    pub fn alloc_window(&self, pd: &Pd, kind: WindowType) -> Result<Window, NicError> {
+        self.check(&pd.0.nic, Verb::RegMr)?;
+        let key = self.port().lock().device.alloc_window(pd.0.number, kind)?;
+        Ok(Window { nic: self.clone(), key })
+    }
+
+    /// Whether a memory window is bound to a region.
+    pub fn is_bound(&self, region: &Mr) -> bool {
+        self.port().lock().device.is_bound(region.key)
     }
 
     /// Creates a completion queue whose events call `notify`. The call happens while the NIC is locked,
@@ -251,6 +268,11 @@ impl Posting<'_> {
     /// Posts an atomic; see [`Device::post_atomic`].
     pub fn atomic(&mut self, wr: &SendWr, atomic: Atomic) -> Result<(), NicError> {
         self.device.post_atomic(self.qpn, wr, atomic)
+    }
+
+    /// Posts a local operation; see [`Device::post_local`].
+    pub fn local(&mut self, wr_id: u64, flags: SendFlags, work: LocalWork) -> Result<(), NicError> {
+        self.device.post_local(self.qpn, (wr_id, flags), work)
     }
 
     /// Posts a receive with at most one buffer; see [`Device::post_recv`].

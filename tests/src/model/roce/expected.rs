@@ -54,7 +54,7 @@ pub(super) fn apply(
         SendOpcode::RdmaWrite | SendOpcode::RdmaWriteWithImm => {
             peer.inbox[range(WRITES, op.to)].copy_from_slice(&sources[0][from]);
         }
-        SendOpcode::Send | SendOpcode::SendWithImm => {
+        SendOpcode::Send | SendOpcode::SendWithImm | SendOpcode::SendWithInv => {
             peer.inbox[range(SENDS, op.to)].copy_from_slice(&sources[0][from]);
         }
     }
@@ -63,7 +63,7 @@ pub(super) fn apply(
         let opcode = match op.opcode {
             SendOpcode::RdmaRead => WcOpcode::RDMA_READ,
             SendOpcode::RdmaWrite | SendOpcode::RdmaWriteWithImm => WcOpcode::RDMA_WRITE,
-            SendOpcode::Send | SendOpcode::SendWithImm => WcOpcode::SEND,
+            SendOpcode::Send | SendOpcode::SendWithImm | SendOpcode::SendWithInv => WcOpcode::SEND,
         };
         us.sends.push(Wc { wr_id: number, opcode, ..wc });
     }

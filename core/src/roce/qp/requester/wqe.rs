@@ -1,8 +1,8 @@
 //! Work requests on the send queue, and how they are cut into packets.
 
-use crate::nic::{Access, Atomic, SendFlags, SendOpcode, SendWr, Sge, WcOpcode, WcStatus};
+use crate::nic::{Access, Atomic, LocalOp, SendFlags, SendOpcode, SendWr, Sge, WcOpcode, WcStatus};
 use crate::roce::qp::{Destination, Env, Path, Payload, Side, Transmit};
-use crate::roce::{AtomicEth, Deth, Foreign, ImmDt, Opcode, Psn, Reth};
+use crate::roce::{AtomicEth, Deth, Foreign, Ieth, ImmDt, Opcode, Psn, Reth};
 
 /// Maximum length of one READ request in packets. A longer READ becomes several requests, cut at
 /// multiples of this number, so that the window bounds the peer's responses. A repeated request stays
@@ -44,6 +44,8 @@ pub(in crate::roce::qp) struct SendWqe {
     pub(super) has_list: bool,
     /// The request is an atomic, whose operands the adapter keeps. For the rest it is like a READ.
     pub(super) atomic: Option<AtomicKind>,
+    /// The request sends nothing. The adapter keeps the operation.
+    pub(in crate::roce::qp) local: Option<LocalOp>,
 }
 
 #[derive(Clone, Copy)]
@@ -69,6 +71,12 @@ impl SendWqe {
         SendWqe { atomic: Some(kind), ..SendWqe::new(&wr, false) }
     }
 
+    /// An operation that sends nothing.
+    pub(in crate::roce::qp) fn local(wr_id: u64, flags: SendFlags, operation: LocalOp) -> Self {
+        let wr = Work { wr_id, flags, ..Work::default() };
+        SendWqe { wr, local: Some(operation), ..SendWqe::default() }
+    }
+
     /// Returns whether the request is a READ or an atomic: a response with data ends it.
     pub(super) fn is_read(&self) -> bool {
         self.wr.opcode == SendOpcode::RdmaRead
@@ -89,9 +97,14 @@ impl SendWqe {
             Some(AtomicKind::FetchAdd) => return WcOpcode::FETCH_ADD,
             None => {}
         }
+        match self.local {
+            Some(LocalOp::BindWindow) => return WcOpcode::BIND_MW,
+            Some(LocalOp::Invalidate) => return WcOpcode::LOCAL_INV,
+            None => {}
+        }
         match self.wr.opcode {
             SendOpcode::RdmaWrite | SendOpcode::RdmaWriteWithImm => WcOpcode::RDMA_WRITE,
-            SendOpcode::Send | SendOpcode::SendWithImm => WcOpcode::SEND,
+            SendOpcode::Send | SendOpcode::SendWithImm | SendOpcode::SendWithInv => WcOpcode::SEND,
             SendOpcode::RdmaRead => WcOpcode::RDMA_READ,
         }
     }
@@ -171,6 +184,11 @@ impl SendWqe {
         headers.imm = with_imm(opcode).then(|| ImmDt(wr.imm_data.to_ne_bytes()));
         headers.reth = match wr.opcode {
             SendOpcode::Send | SendOpcode::SendWithImm => None,
+            SendOpcode::SendWithInv => {
+                let key = Ieth(wr.imm_data);
+                headers.foreign = last.then_some(Foreign::Invalidate(key));
+                None
+            }
             _ if !first => None,
             _ if !marked || with_imm(opcode) => Some(reth(0, wr.sge.length)),
             _ => Some(reth(offset, len)),
@@ -246,15 +264,17 @@ fn with_imm(opcode: Opcode) -> bool {
 /// Opcode of a packet that begins or ends its message on the wire. `last` says whether the packet is
 /// the last of its work request and so carries the immediate.
 fn opcode(operation: SendOpcode, begins: bool, ends: bool, last: bool) -> Opcode {
-    use SendOpcode::{RdmaRead, RdmaWrite, RdmaWriteWithImm, Send, SendWithImm};
+    use SendOpcode::{RdmaRead, RdmaWrite, RdmaWriteWithImm, Send, SendWithImm, SendWithInv};
     match (operation, begins, ends) {
         (RdmaRead, ..) => Opcode::READ_REQUEST,
-        (Send | SendWithImm, true, false) => Opcode::SEND_FIRST,
-        (Send | SendWithImm, false, false) => Opcode::SEND_MIDDLE,
+        (Send | SendWithImm | SendWithInv, true, false) => Opcode::SEND_FIRST,
+        (Send | SendWithImm | SendWithInv, false, false) => Opcode::SEND_MIDDLE,
         (Send, false, true) => Opcode::SEND_LAST,
         (Send, true, true) => Opcode::SEND_ONLY,
         (SendWithImm, false, true) => Opcode::SEND_LAST_IMM,
         (SendWithImm, true, true) => Opcode::SEND_ONLY_IMM,
+        (SendWithInv, false, true) => Opcode::SEND_LAST_INV,
+        (SendWithInv, true, true) => Opcode::SEND_ONLY_INV,
         (RdmaWrite | RdmaWriteWithImm, true, false) => Opcode::WRITE_FIRST,
         (RdmaWrite | RdmaWriteWithImm, false, false) => Opcode::WRITE_MIDDLE,
         (RdmaWriteWithImm, false, true) if last => Opcode::WRITE_LAST_IMM,

@@ -1,8 +1,8 @@
 //! Packets of adaptive routing: the responder places them as they come and completes them in order.
 
 use super::{
-    Answer, Due, INVALID, Operation, Refusal, Responder, ResponderMessage, check_memory, permitted,
-    place_write,
+    Answer, Due, INVALID, Operation, Refusal, Responder, ResponderMessage, Told, check_memory,
+    permitted, place_write,
 };
 use crate::nic::{Access, WcOpcode};
 use crate::roce::qp::reorder::Immediate;
@@ -107,7 +107,7 @@ impl<const RQ: usize> Responder<RQ> {
     fn complete_immediate(&mut self, immediate: Immediate, path: &Path, env: &mut impl Env) {
         let Immediate { imm, byte_len, solicited, .. } = immediate;
         let opcode = WcOpcode::RECV_RDMA_WITH_IMM;
-        self.complete_receive(opcode, byte_len, Some(imm), solicited, path, env);
+        self.complete_receive(opcode, byte_len, Told::Immediate(imm), solicited, path, env);
     }
 
     fn place_marked(

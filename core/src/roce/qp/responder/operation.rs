@@ -14,7 +14,9 @@ pub(super) enum Operation {
 
 pub(super) fn operation(opcode: Opcode) -> Option<Operation> {
     match opcode {
-        Opcode(0x00..=0x05) => Some(Operation::Send),
+        Opcode(0x00..=0x05) | Opcode::SEND_LAST_INV | Opcode::SEND_ONLY_INV => {
+            Some(Operation::Send)
+        }
         Opcode(0x06..=0x0b) => Some(Operation::Write),
         Opcode::READ_REQUEST => Some(Operation::Read),
         Opcode::COMPARE_SWAP | Opcode::FETCH_ADD => Some(Operation::Atomic),
