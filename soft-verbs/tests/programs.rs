@@ -268,7 +268,7 @@ fn a_c_program_gets_what_the_verbs_promise() {
     let (source, program) = (folder.join("header.c"), folder.join("verbs"));
     fs::write(
         &source,
-        "#include <infiniband/verbs.h>\nint main(void) { return !ibv_fork_init; }\n",
+        "#include <infiniband/verbs.h>\nint main(void) { return ibv_fork_init(); }\n",
     )
     .unwrap();
     let build = |source: &Path| {

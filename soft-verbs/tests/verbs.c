@@ -131,7 +131,8 @@ static void cut(const struct ibv_mr *mr, unsigned length, struct ibv_sge *list, 
 {
     unsigned at = 0;
     for (int i = 0; i < count; i++) {
-        unsigned piece = i == 1 && count > 3 ? 0 : i + 1 == count ? length - at : length / 5 + i;
+        unsigned left = length - at, some = length / 5 + i < left ? length / 5 + i : left;
+        unsigned piece = i == 1 && count > 3 ? 0 : i + 1 == count ? left : some;
         list[i] = (struct ibv_sge){(uintptr_t)mr->addr + at, piece, mr->lkey};
         at += piece;
     }
