@@ -1,47 +1,45 @@
 //! The words of a biased lock: an owner uses a value all the time, and a visitor now and then.
 //!
-//! The owner enters and leaves with plain stores. The visitor pays for that: between its request and its
-//! look at the owner it makes every processor that runs the owner's program execute a memory barrier
-//! (`membarrier(2)` on Linux). After that barrier one of two things is true:
+//! The owner enters by a door and leaves, with plain stores. The visitor pays for that: between the change of
+//! the door and its look at the owner it makes every processor that runs the owner's program execute a memory
+//! barrier (`membarrier(2)` on Linux). After that barrier one of two things is true:
 //!
 //! - The owner has entered before, and the visitor sees that it is inside.
-//! - The owner enters later, and sees the visitor's request.
+//! - The owner enters later, and finds the visitor's door.
 //!
-//! An owner that sees a request takes a mutex, which the visitor holds during the visit.
+//! An owner that finds that door leaves and takes a mutex, which the visitor holds during the visit.
+//!
+//! A door is a pointer of the owner's, such as a function that does the owner's call. So the owner need not
+//! compare: it calls the function that it finds.
 
 #[cfg(not(all(loom, test)))]
-use core::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 #[cfg(all(loom, test))]
-use loom::sync::atomic::{AtomicBool, AtomicU8, Ordering};
-
-/// A visitor wants to come in, or is inside.
-const VISIT: u8 = 1;
-/// The owner always takes the mutex.
-const SLOW: u8 = 2;
+use loom::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 /// The words of a biased lock.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Bias {
-    /// Whether the owner is inside by its fast path.
+    /// The door that the owner finds.
+    door: AtomicPtr<()>,
+    /// Whether the owner is inside.
     is_inside: AtomicBool,
-    /// Nonzero while the owner must take the mutex.
-    requests: AtomicU8,
 }
 
 impl Bias {
-    /// For the owner: enters by the fast path. If it returns `false`, take the mutex. Otherwise call
-    /// [`Bias::leave`] afterwards.
+    /// Makes the words of a lock with a door.
+    pub fn new(door: *mut ()) -> Self {
+        Bias { door: AtomicPtr::new(door), is_inside: AtomicBool::new(false) }
+    }
+
+    /// For the owner: enters, and returns the door that it finds, one of those that [`Bias::new`] and
+    /// [`Bias::set_door`] have got. If it is a visitor's, leave at once. Call [`Bias::leave`] afterwards.
     #[inline(always)]
-    pub fn enter(&self) -> bool {
+    pub fn enter(&self) -> *mut () {
         self.is_inside.store(true, Ordering::Relaxed);
         light_barrier();
-        let may_enter = self.requests.load(Ordering::Acquire) == 0;
-        if !may_enter {
-            core::hint::cold_path();
-            self.leave();
-        }
-        may_enter
+        self.door.load(Ordering::Acquire)
     }
 
     /// For the owner: leaves after [`Bias::enter`].
@@ -50,28 +48,15 @@ impl Bias {
         self.is_inside.store(false, Ordering::Release);
     }
 
-    /// For the visitor, with the mutex held: asks the owner to stay out. Then cause a barrier on
-    /// all processors, and wait until [`Bias::is_inside`] returns `false`.
-    pub fn request(&self) {
-        self.requests.fetch_or(VISIT, Ordering::Relaxed);
+    /// For whoever holds the mutex: changes the door. A visitor that has changed it then causes a barrier
+    /// on all processors, and waits until [`Bias::is_inside`] returns `false`.
+    pub fn set_door(&self, door: *mut ()) {
+        self.door.store(door, Ordering::Release);
     }
 
-    /// For the visitor: whether the owner is still inside by its fast path.
+    /// For the visitor: whether the owner is still inside.
     pub fn is_inside(&self) -> bool {
         self.is_inside.load(Ordering::Acquire)
-    }
-
-    /// For the visitor: ends the visit.
-    pub fn withdraw(&self) {
-        self.requests.fetch_and(!VISIT, Ordering::Release);
-    }
-
-    /// For whoever holds the mutex: whether the owner shall always take that lock.
-    pub fn set_slow(&self, is_slow: bool) {
-        match is_slow {
-            true => self.requests.fetch_or(SLOW, Ordering::Relaxed),
-            false => self.requests.fetch_and(!SLOW, Ordering::Release),
-        };
     }
 }
 
@@ -88,23 +73,33 @@ fn light_barrier() {
 #[cfg(all(test, loom))]
 mod interleavings {
     use super::*;
+    use core::ptr;
     use loom::cell::UnsafeCell;
     use loom::sync::{Arc, Mutex};
     use loom::thread;
 
-    #[derive(Default)]
+    const SHUT: *mut () = ptr::null_mut();
+    const OPEN: *mut () = ptr::dangling_mut();
+
     struct Shared {
         bias: Bias,
         slow: Mutex<()>,
         value: UnsafeCell<()>,
     }
 
+    impl Default for Shared {
+        fn default() -> Self {
+            Shared { bias: Bias::new(OPEN), slow: Mutex::default(), value: UnsafeCell::default() }
+        }
+    }
+
     impl Shared {
         fn own(&self) {
-            if self.bias.enter() {
+            if self.bias.enter() == OPEN {
                 self.touch();
                 self.bias.leave();
             } else {
+                self.bias.leave();
                 let _slow = self.slow.lock().unwrap();
                 self.touch();
             }
@@ -112,13 +107,13 @@ mod interleavings {
 
         fn visit(&self) {
             let _slow = self.slow.lock().unwrap();
-            self.bias.request();
+            self.bias.set_door(SHUT);
             loom::sync::atomic::fence(Ordering::SeqCst);
             while self.bias.is_inside() {
                 thread::yield_now();
             }
             self.touch();
-            self.bias.withdraw();
+            self.bias.set_door(OPEN);
         }
 
         /// Loom fails if two threads are here at once.

@@ -41,6 +41,7 @@ pub use socket::{SocketRecv, SocketSend};
 
 // Signatures of this crate mention these types.
 pub use invar_core::auth::{AuthError, Session};
+pub use invar_core::bias::Bias;
 pub use invar_core::comm::{RecvComm as NicRecvComm, SendComm as NicSendComm};
 pub use invar_core::conn::stage::{Side, Stage};
 pub use invar_core::conn::wire::{PrefaceError, QpInfoError};

@@ -4,8 +4,10 @@
 //! processor that runs this process execute a memory barrier; see [`invar_core::bias`].
 
 use std::cell::UnsafeCell;
+use std::hint::cold_path;
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
+use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -24,15 +26,38 @@ static HAS_BARRIER: LazyLock<bool> = LazyLock::new(|| {
 });
 
 /// A value under a biased lock.
+///
+/// The owner may have doors of its own, such as functions that do the owner's call; see
+/// [`Biased::with_doors`].
 #[repr(C)]
 pub struct Biased<T> {
     /// The value comes first, so that its address needs no addition.
     value: UnsafeCell<T>,
     bias: Bias,
-    /// The mutex. It holds whether the value has gone.
-    slow: Mutex<bool>,
+    doors: Doors,
+    slow: Mutex<Slow>,
     /// Whether the owner has taken the mutex since the last visit.
     is_called: AtomicBool,
+}
+
+/// The doors by which an owner may come. Nobody here looks behind them.
+#[derive(Clone, Copy)]
+struct Doors {
+    /// The door of the fast path.
+    open: *mut (),
+    /// The door that leads to the mutex.
+    shut: *mut (),
+}
+
+// SAFETY: Only the owner uses what the pointers lead to.
+unsafe impl Send for Doors {}
+
+/// What the mutex holds.
+struct Slow {
+    /// Whether the value has gone.
+    is_gone: bool,
+    /// Whether the owner always takes the mutex.
+    is_slow: bool,
 }
 
 // SAFETY: A reference to the value exists only while its holder is inside by `bias`, or holds `slow` while
@@ -49,20 +74,40 @@ pub struct Entered<'a, T>(&'a Biased<T>);
 /// The mutex is held.
 pub struct Locked<'a, T> {
     biased: &'a Biased<T>,
-    gone: MutexGuard<'a, bool>,
+    slow: MutexGuard<'a, Slow>,
 }
 
 impl<T> Biased<T> {
     /// Takes a value.
     pub fn new(value: T) -> Self {
-        let bias = Bias::default();
-        bias.set_slow(!*HAS_BARRIER);
-        let (slow, is_called) = (Mutex::new(false), AtomicBool::new(false));
-        Biased { bias, slow, is_called, value: UnsafeCell::new(value) }
+        Biased::with_doors(value, ptr::dangling_mut(), ptr::null_mut())
     }
-}
 
-impl<T> Biased<T> {
+    /// Takes a value. An owner that enters by [`Biased::bias`] finds one of two doors: `open` if it may use
+    /// the value, and `shut` if it must leave and call [`Biased::lock`].
+    pub fn with_doors(value: T, open: *mut (), shut: *mut ()) -> Self {
+        let is_slow = !*HAS_BARRIER;
+        let bias = Bias::new(if is_slow { shut } else { open });
+        let slow = Mutex::new(Slow { is_gone: false, is_slow });
+        let (doors, value) = (Doors { open, shut }, UnsafeCell::new(value));
+        Biased { value, bias, doors, slow, is_called: AtomicBool::new(false) }
+    }
+
+    /// The words of the lock, for an owner that enters by a door of its own.
+    #[inline(always)]
+    pub fn bias(&self) -> &Bias {
+        &self.bias
+    }
+
+    /// For the owner: the value, after [`Bias::enter`] has returned the open door.
+    ///
+    /// # Safety
+    /// The owner is inside by the open door, and takes the value once.
+    #[inline(always)]
+    pub unsafe fn entered(&self) -> Entered<'_, T> {
+        Entered(self)
+    }
+
     /// For the owner: enters by the fast path. After `None` call [`Biased::lock`].
     ///
     /// # Safety
@@ -70,7 +115,12 @@ impl<T> Biased<T> {
     /// and drops the result before the next.
     #[inline(always)]
     pub unsafe fn enter(&self) -> Option<Entered<'_, T>> {
-        self.bias.enter().then(|| Entered(self))
+        if self.bias.enter() == self.doors.open {
+            return Some(Entered(self));
+        }
+        cold_path();
+        self.bias.leave();
+        None
     }
 
     /// For the owner: enters by the mutex, which a visitor may hold.
@@ -78,9 +128,9 @@ impl<T> Biased<T> {
     /// # Safety
     /// The caller makes the promises of [`Biased::enter`].
     pub unsafe fn lock(&self) -> Locked<'_, T> {
-        let gone = self.slow.lock().unwrap_or_else(PoisonError::into_inner);
+        let slow = self.slow.lock().unwrap_or_else(PoisonError::into_inner);
         self.is_called.store(true, Ordering::Relaxed);
-        Locked { biased: self, gone }
+        Locked { biased: self, slow }
     }
 
     /// For visitors: whether the owner has taken the mutex since the last visit. After [`Locked::set_slow`]
@@ -92,14 +142,14 @@ impl<T> Biased<T> {
     /// Calls a function with the value. Returns `None` if the value has gone, or if the owner stays
     /// inside: then try again later.
     pub fn visit<R>(&self, visit: impl FnOnce(&mut Locked<'_, T>) -> R) -> Option<R> {
-        let gone = self.slow.lock().unwrap_or_else(PoisonError::into_inner);
-        if *gone {
+        let slow = self.slow.lock().unwrap_or_else(PoisonError::into_inner);
+        if slow.is_gone {
             return None;
         }
         self.is_called.store(false, Ordering::Relaxed);
-        let mut visited = Visited(Locked { biased: self, gone });
-        self.bias.request();
-        self.await_owner().then(|| visit(&mut visited.0))
+        let mut visited = Locked { biased: self, slow };
+        self.bias.set_door(self.doors.shut);
+        self.await_owner().then(|| visit(&mut visited))
     }
 
     /// Waits until the owner is outside. Returns `false` if that takes too long.
@@ -114,15 +164,6 @@ impl<T> Biased<T> {
             }
             is_outside
         })
-    }
-}
-
-/// A visit. Its drop ends the request first and then unlocks.
-struct Visited<'a, T>(Locked<'a, T>);
-
-impl<T> Drop for Visited<'_, T> {
-    fn drop(&mut self) {
-        self.0.biased.bias.withdraw();
     }
 }
 
@@ -172,7 +213,7 @@ impl<T> Owner<T> {
     /// Takes the value, if it is still there.
     fn take(&mut self) -> Option<T> {
         let mut locked = self.lock();
-        if *locked.gone {
+        if locked.slow.is_gone {
             return None;
         }
         locked.end_visits();
@@ -193,11 +234,6 @@ impl<'a, T> Entered<'a, T> {
     #[inline(always)]
     pub fn leave(entered: Self) -> &'a Biased<T> {
         entered.0
-    }
-
-    /// Makes the owner take the mutex from now on.
-    pub fn set_slow(&mut self) {
-        self.0.bias.set_slow(true);
     }
 }
 
@@ -229,12 +265,20 @@ impl<T> DerefMut for Entered<'_, T> {
 impl<T> Locked<'_, T> {
     /// Makes the owner take the mutex from now on, or allows the fast path again.
     pub fn set_slow(&mut self, is_slow: bool) {
-        self.biased.bias.set_slow(is_slow || !*HAS_BARRIER);
+        self.slow.is_slow = is_slow || !*HAS_BARRIER;
     }
 
     /// Keeps visitors away from now on.
     pub fn end_visits(&mut self) {
-        *self.gone = true;
+        self.slow.is_gone = true;
+    }
+}
+
+/// Sets the door for the owner's next call, and then unlocks.
+impl<T> Drop for Locked<'_, T> {
+    fn drop(&mut self) {
+        let Doors { open, shut } = self.biased.doors;
+        self.biased.bias.set_door(if self.slow.is_slow { shut } else { open });
     }
 }
 
@@ -316,6 +360,31 @@ mod tests {
         owner.lock().set_slow(false);
         assert!(visitor.is_called());
         assert_eq!(owner.enter().is_some(), may_be_fast);
+    }
+
+    #[test]
+    fn an_owner_stays_out_during_a_visit_and_enters_after_it() {
+        let mut owner = Owner::new(0);
+        let visitor = owner.shared();
+        assert_eq!(visitor.visit(|_| owner.enter().is_some()), Some(false));
+        assert_eq!(owner.enter().is_some(), *HAS_BARRIER);
+    }
+
+    #[test]
+    fn an_owner_with_doors_of_its_own_finds_the_one_that_holds() {
+        let (open, shut) = (ptr::dangling_mut(), ptr::null_mut());
+        let biased = Biased::with_doors((), open, shut);
+        let enter = || {
+            let door = biased.bias().enter();
+            biased.bias().leave();
+            door
+        };
+        let usual = if *HAS_BARRIER { open } else { shut };
+        assert_eq!(enter(), usual);
+        assert_eq!(biased.visit(|_| enter()), Some(shut));
+        assert_eq!(enter(), usual);
+        biased.visit(|locked| locked.set_slow(true));
+        assert_eq!(enter(), shut);
     }
 
     #[test]

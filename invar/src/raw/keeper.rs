@@ -159,10 +159,12 @@ impl<T: Tend> Visited for Biased<T> {
 #[inline(always)]
 pub unsafe fn call<T: Tend, R>(end: &Biased<T>, call: impl FnOnce(&mut T) -> R) -> R {
     // SAFETY: The caller makes the promises.
-    if let Some(mut end) = unsafe { end.enter() } {
-        let result = call(&mut end);
-        if end.care() != Care::None {
-            end.set_slow();
+    if let Some(mut entered) = unsafe { end.enter() } {
+        let result = call(&mut entered);
+        if entered.care() != Care::None {
+            drop(entered);
+            // SAFETY: The caller makes the promises.
+            unsafe { end.lock() }.set_slow(true);
         }
         return result;
     }

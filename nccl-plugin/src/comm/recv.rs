@@ -162,18 +162,29 @@ impl<E: RecvEnd> NetEnd for Biased<Receiver<E>> {
         sizes: *mut c_int,
         end: NonNull<c_void>,
     ) -> Code {
+        // SAFETY: The caller gives a pointer to an end of this type, which NCCL has entered by this door.
+        let mut entered = unsafe { end.cast::<Self>().as_ref().entered() };
+        let Receiver { end, asked, .. } = &mut *entered;
+        // SAFETY: NCCL promises that `done` and `sizes` have room for the answers, or are null.
+        if let Some(code) = unsafe { asked.test_fast(&mut **end, request, done, sizes) } {
+            return code;
+        }
+        Receiver::test_again(entered)
+    }
+
+    #[cold]
+    unsafe extern "C" fn test_locked(
+        request: *mut c_void,
+        done: *mut c_int,
+        sizes: *mut c_int,
+        end: NonNull<c_void>,
+    ) -> Code {
         // SAFETY: The caller gives a pointer to an end of this type.
         let this: &Self = unsafe { end.cast().as_ref() };
+        this.bias().leave();
         // SAFETY: NCCL makes one call on an end at a time.
-        if let Some(mut entered) = unsafe { this.enter() } {
-            let Receiver { end, asked, .. } = &mut *entered;
-            // SAFETY: NCCL promises that `done` and `sizes` have room for the answers, or are null.
-            if let Some(code) = unsafe { asked.test_fast(&mut **end, request, done, sizes) } {
-                return code;
-            }
-            return Receiver::test_again(entered);
-        }
-        Receiver::test_locked(request, done, sizes, this)
+        let kept = unsafe { this.lock() }.asked.keep(request, done, sizes);
+        if kept == Code::SUCCESS { Receiver::test_slow(this) } else { kept }
     }
 
     unsafe fn carriers(&self, request: &Request) -> Option<Vec<Carrier>> {
@@ -296,19 +307,6 @@ impl<E: RecvEnd> Receiver<E> {
                 Err(error) => call_failed(&*this.end, error),
             })
         }
-    }
-
-    /// `test` while the end takes the mutex.
-    #[cold]
-    extern "C" fn test_locked(
-        request: *mut c_void,
-        done: *mut c_int,
-        sizes: *mut c_int,
-        this: &Biased<Self>,
-    ) -> Code {
-        // SAFETY: NCCL makes one call on an end at a time.
-        let kept = unsafe { this.lock() }.asked.keep(request, done, sizes);
-        if kept == Code::SUCCESS { Self::test_slow(this) } else { kept }
     }
 
     /// `test` after the poll of the fast path has booked completions.

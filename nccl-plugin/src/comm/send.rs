@@ -84,18 +84,29 @@ impl<E: SendEnd> NetEnd for Biased<Sender<E>> {
         sizes: *mut c_int,
         end: NonNull<c_void>,
     ) -> Code {
+        // SAFETY: The caller gives a pointer to an end of this type, which NCCL has entered by this door.
+        let mut entered = unsafe { end.cast::<Self>().as_ref().entered() };
+        let Sender { end, asked, .. } = &mut *entered;
+        // SAFETY: NCCL promises that `done` and `sizes` have room for the answers, or are null.
+        if let Some(code) = unsafe { asked.test_fast(&mut **end, request, done, sizes) } {
+            return code;
+        }
+        Sender::test_again(entered)
+    }
+
+    #[cold]
+    unsafe extern "C" fn test_locked(
+        request: *mut c_void,
+        done: *mut c_int,
+        sizes: *mut c_int,
+        end: NonNull<c_void>,
+    ) -> Code {
         // SAFETY: The caller gives a pointer to an end of this type.
         let this: &Self = unsafe { end.cast().as_ref() };
+        this.bias().leave();
         // SAFETY: NCCL makes one call on an end at a time.
-        if let Some(mut entered) = unsafe { this.enter() } {
-            let Sender { end, asked, .. } = &mut *entered;
-            // SAFETY: NCCL promises that `done` and `sizes` have room for the answers, or are null.
-            if let Some(code) = unsafe { asked.test_fast(&mut **end, request, done, sizes) } {
-                return code;
-            }
-            return Sender::test_again(entered);
-        }
-        Sender::test_locked(request, done, sizes, this)
+        let kept = unsafe { this.lock() }.asked.keep(request, done, sizes);
+        if kept == Code::SUCCESS { Sender::test_slow(this) } else { kept }
     }
 
     unsafe fn carriers(&self, request: &Request) -> Option<Vec<Carrier>> {
@@ -230,19 +241,6 @@ impl<E: SendEnd> Sender<E> {
             return unsafe { answer(sent, *done, *sizes) };
         }
         Self::test_slow(Entered::leave(entered))
-    }
-
-    /// `test` while the end takes the mutex.
-    #[cold]
-    extern "C" fn test_locked(
-        request: *mut c_void,
-        done: *mut c_int,
-        sizes: *mut c_int,
-        this: &Biased<Self>,
-    ) -> Code {
-        // SAFETY: NCCL makes one call on an end at a time.
-        let kept = unsafe { this.lock() }.asked.keep(request, done, sizes);
-        if kept == Code::SUCCESS { Self::test_slow(this) } else { kept }
     }
 
     /// The slow path of `test`: handles all cases for the request in `asked`.
