@@ -1,11 +1,12 @@
 //! Makes any calls and delivers any packets, in any order. A queue pair must stay sound in every case.
 
 use invar_core::nic::{
-    QpState, QpTransition, QpType, RecvWr, SendFlags, SendOpcode, SendWr, Sge, Wc, WcStatus,
+    LocalOp, QpState, QpTransition, QpType, RecvWr, SendFlags, SendOpcode, SendWr, Sge, Wc,
+    WcStatus,
 };
 use invar_core::roce::qp::{Destination, GRH_BYTES};
 use invar_core::roce::{
-    Aeth, Bth, Deth, Foreign, Headers, ImmDt, Opcode, Packet, Psn, Reth, Syndrome, pad_count,
+    Aeth, Bth, Deth, Foreign, Headers, Ieth, ImmDt, Opcode, Packet, Psn, Reth, Syndrome, pad_count,
 };
 
 use super::{Attr, Choices, Memory, Peer};
@@ -59,6 +60,7 @@ pub fn abuse(steps: u32, choices: &mut Choices<'_>) {
 impl Abuse<'_, '_> {
     fn step(&mut self) {
         match self.choices.below(16) {
+            0..2 if self.choices.percent(10) => self.post_local(),
             0..2 => self.post_send(),
             2 => self.post_receive(),
             3 => self.time(),
@@ -75,6 +77,7 @@ impl Abuse<'_, '_> {
             SendOpcode::Send,
             SendOpcode::SendWithImm,
             SendOpcode::RdmaRead,
+            SendOpcode::SendWithInv,
         ];
         let wr = SendWr {
             wr_id: self.next_wr_id,
@@ -97,6 +100,17 @@ impl Abuse<'_, '_> {
                 self.peer.host.destinations.insert(slot, to);
             }
             self.posted[0].push(wr.wr_id);
+            self.next_wr_id += 1;
+        }
+    }
+
+    fn post_local(&mut self) {
+        let operation = self.choices.one(&[LocalOp::BindWindow, LocalOp::Invalidate]);
+        let outcome = self.choices.one(&[Ok(()), Ok(()), Err(WcStatus::MW_BIND_ERR)]);
+        let Peer { qp, host } = &mut self.peer;
+        if let Ok(slot) = qp.post_local(self.next_wr_id, SendFlags::SIGNALED, operation, host) {
+            host.locals.insert(slot, outcome);
+            self.posted[0].push(self.next_wr_id);
             self.next_wr_id += 1;
         }
     }
@@ -147,7 +161,7 @@ impl Abuse<'_, '_> {
 
     fn packet(&mut self) {
         let choices = &mut *self.choices;
-        let opcodes = if choices.percent(95) { 0x15 } else { 256 };
+        let opcodes = if choices.percent(95) { 0x18 } else { 256 };
         // Mostly choose an opcode of the queue pair's transport service.
         let service = match self.attr.qp_type {
             QpType::Rc => 0,
@@ -190,12 +204,22 @@ impl Abuse<'_, '_> {
         // Sometimes leave out headers that the opcode needs. A decoder would not produce such a packet.
         let some = self.choices.percent(98);
         let qkey = self.choices.one(&[QKEY, QKEY, QKEY, 0]);
+        let foreign = match opcode {
+            Opcode::SEND_LAST_INV | Opcode::SEND_ONLY_INV => {
+                // The program takes the key back into use from time to time.
+                if self.choices.percent(80) {
+                    self.peer.host.keys.insert(self.peer.host.regions[0].key);
+                }
+                Foreign::Invalidate(Ieth(self.key()))
+            }
+            _ => Foreign::Datagram(Deth { qkey, resv8: 7, src_qp: 0x12 }),
+        };
         let headers = Headers {
             bth,
             reth: some.then_some(reth),
             aeth: some.then_some(Aeth { syndrome, msn: 0 }),
             imm: self.choices.percent(30).then_some(ImmDt([1; 4])),
-            foreign: some.then_some(Foreign::Datagram(Deth { qkey, resv8: 7, src_qp: 0x12 })),
+            foreign: some.then_some(foreign),
         };
         let payload = vec![0xee; len as usize];
         let packet = Packet { headers, payload: &payload, trailer: &[] };

@@ -27,7 +27,7 @@ impl Expected {
     }
 }
 
-/// The immediate of an end's operation.
+/// The immediate of an end's operation, or the key that the operation invalidates at the peer.
 pub(super) fn imm_data(number: u64) -> u32 {
     0xcafe_0000 | number as u32
 }
@@ -72,9 +72,11 @@ pub(super) fn apply(
             SendOpcode::RdmaWriteWithImm => WcOpcode::RECV_RDMA_WITH_IMM,
             _ => WcOpcode::RECV,
         };
-        let with_imm = op.opcode != SendOpcode::Send;
-        let (flags, imm_data) =
-            if with_imm { (WcFlags::WITH_IMM, imm_data(number)) } else { Default::default() };
+        let (flags, imm_data) = match op.opcode {
+            SendOpcode::Send => Default::default(),
+            SendOpcode::SendWithInv => (WcFlags::WITH_INV, imm_data(number)),
+            _ => (WcFlags::WITH_IMM, imm_data(number)),
+        };
         let wr_id = peer.receives.len() as u64;
         peer.receives.push(Wc { wr_id, opcode, flags, imm_data, ..wc });
     }

@@ -1,8 +1,8 @@
 //! The memory and the completions of one end.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use invar_core::nic::{Access, Atomic, RecvWr, Wc};
+use invar_core::nic::{Access, Atomic, RecvWr, Wc, WcStatus};
 use invar_core::roce::qp::{AccessFault, Destination, Env, Payload, Queue, Region, Side};
 
 /// A registered region. Its lkey and rkey are equal.
@@ -46,6 +46,12 @@ pub struct Host {
     pub atomics: BTreeMap<u16, Atomic>,
     /// The receivers of posted datagrams, by slot.
     pub destinations: BTreeMap<u16, Destination>,
+    /// The keys that the peer may invalidate. Each may be invalidated once.
+    pub keys: BTreeSet<u32>,
+    /// The outcomes of posted local operations, by slot.
+    pub locals: BTreeMap<u16, Result<(), WcStatus>>,
+    /// The number of local operations that were carried out.
+    pub locals_done: u32,
 }
 
 impl Host {
@@ -95,6 +101,15 @@ impl Env for Host {
 
     fn atomic(&mut self, slot: u16) -> Option<Atomic> {
         self.atomics.get(&slot).copied()
+    }
+
+    fn local(&mut self, slot: u16) -> Result<(), WcStatus> {
+        self.locals_done += 1;
+        self.locals[&slot]
+    }
+
+    fn invalidate(&mut self, key: u32) -> Result<(), AccessFault> {
+        if self.keys.remove(&key) { Ok(()) } else { Err(AccessFault) }
     }
 
     fn destination(&mut self, slot: u16) -> Option<Destination> {

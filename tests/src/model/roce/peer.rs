@@ -3,7 +3,7 @@
 use std::iter;
 
 use invar_core::nic::{
-    Access, Atomic, Mtu, QpCap, QpOptions, QpTransition, QpType, RecvWr, RtrAttr, RtsAttr,
+    Access, Atomic, LocalOp, Mtu, QpCap, QpOptions, QpTransition, QpType, RecvWr, RtrAttr, RtsAttr,
     SendFlags, SendOpcode, SendWr, Sge, WcStatus,
 };
 use invar_core::roce::qp::{Destination, Qp, Transmit, Tuning};
@@ -182,6 +182,13 @@ impl Peer {
         };
         let slot = self.qp.post_atomic(&wr, atomic, &mut self.host).unwrap();
         self.host.atomics.insert(slot, atomic);
+    }
+
+    /// Posts a signaled local operation, which ends so.
+    pub fn post_local(&mut self, wr_id: u64, outcome: Result<(), WcStatus>) {
+        let (flags, operation) = (SendFlags::SIGNALED, LocalOp::BindWindow);
+        let slot = self.qp.post_local(wr_id, flags, operation, &mut self.host).unwrap();
+        self.host.locals.insert(slot, outcome);
     }
 
     /// Posts a signaled datagram of the first bytes of this end's first region.

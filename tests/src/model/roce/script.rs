@@ -111,9 +111,10 @@ impl Script {
     /// Chooses an operation. Adaptive routing does not keep the order of WRITEs, so WRITEs in flight at
     /// one time must not overlap. Each goes to the place where the last one ended.
     fn op(&self, end_of_last: u32, choices: &mut Choices<'_>) -> Op {
-        use SendOpcode::{RdmaRead, RdmaWrite, RdmaWriteWithImm, Send, SendWithImm};
+        use SendOpcode::{RdmaRead, RdmaWrite, RdmaWriteWithImm, Send, SendWithImm, SendWithInv};
         let mtu = self.mtu_bytes();
-        let opcode = choices.one(&[RdmaWrite, RdmaWriteWithImm, Send, SendWithImm, RdmaRead]);
+        let all = [RdmaWrite, RdmaWriteWithImm, Send, SendWithImm, RdmaRead, SendWithInv];
+        let opcode = choices.one(&all);
         let len = match choices.below(13) {
             0 => 0,
             1 => 1,

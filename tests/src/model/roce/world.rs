@@ -88,6 +88,7 @@ pub fn run(script: &Script, choices: &mut Choices<'_>) -> Outcome {
             end.peer.host.regions[INBOX.2].bytes == expected.inbox,
             "other bytes than were sent"
         );
+        assert_eq!(end.peer.host.keys, [].into(), "keys that nobody invalidated");
     }
     Outcome { time_ns, counters: world.ends.map(|end| *end.peer.qp.counters()) }
 }
@@ -175,8 +176,12 @@ impl End {
         };
         let attr = if end == 0 { attr } else { attr.peer() };
         let receives = script.ops[1 - end].iter().filter(|op| op.uses_receive());
+        let mut peer = Peer::new(&attr, regions.into());
+        let numbered = (0..).zip(&script.ops[1 - end]);
+        let invalidating = numbered.filter(|(_, op)| op.opcode == SendOpcode::SendWithInv);
+        peer.host.keys = invalidating.map(|(number, _)| imm_data(number)).collect();
         End {
-            peer: Peer::new(&attr, regions.into()),
+            peer,
             ops: script.ops[end].clone(),
             posted: 0,
             receives: receives.copied().collect(),
