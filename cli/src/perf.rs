@@ -83,7 +83,7 @@ pub(crate) struct Args {
     nic: Option<String>,
 
     /// Devices whose ports carry each connection together, as `soft0+soft1`: the connection goes on while one
-    /// of them works (INVAR_RAILS)
+    /// of them works. Those after a `/` carry data only while no other one works (INVAR_RAILS)
     #[arg(long, value_name = "NAME+NAME", conflicts_with = "nic")]
     rails: Option<String>,
 

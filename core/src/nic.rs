@@ -121,6 +121,10 @@ pub trait Nic {
     fn rails(&self) -> usize {
         1
     }
+    /// Whether a rail is a standby: it carries data only while no other rail works.
+    fn is_standby(&self, _rail: usize) -> bool {
+        false
+    }
     /// Queries the port of a rail as [`Nic::query_port`] does.
     ///
     /// # Errors

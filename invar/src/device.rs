@@ -93,7 +93,8 @@ impl Device {
     }
 
     /// Opens the device of that name, with the settings of the environment. Names that are joined by `+`
-    /// open one device whose connections run over all of these ports.
+    /// open one device whose connections run over all of these ports. Ports after a `/` are standby, as in
+    /// `INVAR_RAILS`.
     ///
     /// # Errors
     /// No device has the name, or opening fails.
@@ -111,7 +112,9 @@ impl Device {
         let found = survey.devices.iter().find(|info| info.name == name);
         match found {
             Some(info) => Ok(info.clone()),
-            None if name.contains('+') => rails::describe(name, &Self::survey_ports(settings)?),
+            None if rails::is_of_rails(name) => {
+                rails::describe(name, &Self::survey_ports(settings)?)
+            }
             None => Err(no_device(name, &survey)),
         }
     }
@@ -337,6 +340,7 @@ fn describe_socket(found: Found<'_>, sysfs: &Path) -> DeviceInfo {
         recvs_max: invar_core::fifo::RECVS_MAX,
         relaxed_ordering: false,
         rails: Vec::new(),
+        standby: false,
     }
 }
 
@@ -365,6 +369,7 @@ fn describe(device: &HostDevice, sysfs: &Path) -> Option<DeviceInfo> {
         recvs_max: invar_core::fifo::RECVS_MAX,
         relaxed_ordering: false,
         rails: Vec::new(),
+        standby: false,
     })
 }
 

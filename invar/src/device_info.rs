@@ -79,8 +79,11 @@ pub struct DeviceInfo {
     pub recvs_max: usize,
     /// Whether the device registers memory with PCIe relaxed ordering.
     pub relaxed_ordering: bool,
-    /// The devices whose ports carry each connection together (`INVAR_RAILS`); empty for a single device.
+    /// The devices whose ports carry each connection together (`INVAR_RAILS`), the standby ones last; empty for
+    /// a single device.
     pub rails: Vec<DeviceInfo>,
+    /// Whether the device carries data only while no other rail works.
+    pub standby: bool,
 }
 
 /// The devices of a host, and the devices that cannot be used.

@@ -26,6 +26,8 @@ pub struct Rails<N>(Arc<Owner<N>>);
 struct Owner<N> {
     name: String,
     nics: Vec<N>,
+    /// The number of rails that are no standby. The standby rails follow them.
+    active: usize,
     keys: Keys,
 }
 
@@ -78,17 +80,22 @@ impl<N: Nic> MemoryKeys for RailsMr<N> {
 }
 
 impl<N: Nic> Rails<N> {
-    /// Makes one NIC of `nics`, whose name is all their names. The peer's ports are matched in the same
-    /// order.
+    /// Makes one NIC of `nics`. Those after the first `active` ones are standby: they carry data only while no
+    /// other port works. The name of the NIC is all their names, as in `mlx5_0+mlx5_1/mlx5_2`. The peer's
+    /// ports are matched in the same order.
     ///
     /// # Errors
-    /// There are no ports, or too many.
-    pub fn new(nics: Vec<N>) -> Result<Self, NicError> {
-        if nics.is_empty() || nics.len() > RAILS_MAX {
-            return Err(NicError::new(Verb::CreateQp, 0, "a NIC has 1 to 8 rails"));
+    /// There are no active ports, fewer than `active`, or too many.
+    pub fn new(nics: Vec<N>, active: usize) -> Result<Self, NicError> {
+        if active == 0 || nics.len() < active || nics.len() > RAILS_MAX {
+            let why = "a NIC has 1 to 8 rails, and at least one is no standby";
+            return Err(NicError::new(Verb::CreateQp, 0, why));
         }
         let names: Vec<&str> = nics.iter().map(Nic::name).collect();
-        Ok(Rails(Arc::new(Owner { name: names.join("+"), nics, keys: Keys::new() })))
+        let (first, standby) = names.split_at(active);
+        let sets = [first, standby].into_iter().filter(|names| !names.is_empty());
+        let name = sets.map(|names| names.join("+")).collect::<Vec<_>>().join("/");
+        Ok(Rails(Arc::new(Owner { name, nics, active, keys: Keys::new() })))
     }
 
     /// The NICs of the ports that are joined, in the order of rails.
@@ -164,6 +171,10 @@ impl<N: Nic> Nic for Rails<N> {
 
     fn rails(&self) -> usize {
         self.0.nics.len()
+    }
+
+    fn is_standby(&self, rail: usize) -> bool {
+        rail >= self.0.active
     }
 
     fn query_rail(&self, rail: usize) -> Result<PortAttr, NicError> {

@@ -11,13 +11,14 @@ fn invar(hosts: &Hosts, host: usize, args: &[&str]) -> Command {
 
 /// How much a host has sent.
 fn sent_bytes(hosts: &Hosts, host: usize) -> u64 {
-    sent_over(hosts, host, "v0")
+    sent_over(hosts, host, "type veth")
 }
 
-/// How much a host has sent over an interface.
-fn sent_over(hosts: &Hosts, host: usize, link: &str) -> u64 {
-    let stats = json(&hosts.ip(host, &format!("-s -j link show {link}")).unwrap());
-    stats[0]["stats64"]["tx"]["bytes"].as_u64().unwrap()
+/// How much a host has sent over the interfaces that `ip link show` tells by these words.
+fn sent_over(hosts: &Hosts, host: usize, links: &str) -> u64 {
+    let stats = json(&hosts.ip(host, &format!("-s -j link show {links}")).unwrap());
+    let sent = |link: &serde_json::Value| link["stats64"]["tx"]["bytes"].as_u64().unwrap();
+    stats.as_array().unwrap().iter().map(sent).sum()
 }
 
 /// Measures between the two, and gives the result.
@@ -230,6 +231,49 @@ fn a_connection_over_two_rails_outlives_one_of_them_and_takes_it_back() {
         more("v1");
         more("v0");
     }
+    for run in [&mut server, &mut client] {
+        assert!(run.0.try_wait().expect("a process").is_none(), "an end has failed");
+    }
+}
+
+/// The active rail's cable is pulled, and then its path loses everything while its port stays up.
+#[test]
+fn a_standby_rail_carries_data_only_while_the_other_rail_does_not_work() {
+    const MANY: u64 = 16 << 20;
+    const FEW: u64 = 1 << 20;
+    const ADDRS: [&str; 2] = ["198.51.100.1", "198.51.100.2"];
+    let Some(hosts) = Hosts::or_skip(1500) else { return };
+    hosts.add_cable("v1", 1500, ADDRS).unwrap();
+    let soft = [
+        ("INVAR_TRANSPORT", "soft"),
+        ("INVAR_SOFT_AUTH", "0"),
+        // The TCP connection beside the queue pairs stays.
+        ("NCCL_SOCKET_IFNAME", "v0"),
+        // 4.096 µs × 2^12, three times: a queue pair fails after 50 ms.
+        ("NCCL_IB_TIMEOUT", "12"),
+        ("NCCL_IB_RETRY_CNT", "2"),
+    ];
+    let [mut server, mut client] = under_way(&hosts, [&soft; 2], &["--rails", "soft1/soft0"]);
+    let is_alone = |link: &'static str, other: &'static str| {
+        watch(link, || {
+            let before = [link, other].map(|link| sent_over(&hosts, 1, link));
+            watch(link, || sent_over(&hosts, 1, link) >= before[0] + MANY);
+            sent_over(&hosts, 1, other) < before[1] + FEW
+        });
+    };
+    for host in [0, 1] {
+        let hole = format!("blackhole {}/32", ADDRS[1 - host]);
+        for (breaks, mends) in [
+            ("link set v1 down".to_owned(), "link set v1 up".to_owned()),
+            (format!("route add {hole}"), format!("route del {hole}")),
+        ] {
+            is_alone("v1", "v0");
+            hosts.ip(host, &breaks).unwrap();
+            is_alone("v0", "v1");
+            hosts.ip(host, &mends).unwrap();
+        }
+    }
+    is_alone("v1", "v0");
     for run in [&mut server, &mut client] {
         assert!(run.0.try_wait().expect("a process").is_none(), "an end has failed");
     }

@@ -99,7 +99,7 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         let peer_port = peer.filter(|peer| peer.recovers).map(|peer| peer.renewal_port);
         let port_changes = verbs.nic.port_changes();
         let line = Line::new(stream, verbs.side, &verbs.session, peer_port);
-        let rails = Rails::new(verbs.rails.count, verbs.lead());
+        let rails = Rails::new(verbs.rails.count, verbs.lead(), verbs.rails.standby);
         Base {
             reqs,
             wcs: [Wc::default(); POLL_BATCH],

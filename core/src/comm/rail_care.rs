@@ -56,7 +56,8 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         let Self { rails, route, verbs, .. } = self;
         balance(&mut verbs.rails.weights, rails.in_use, &mut route.rail_work().last);
         let waiting = both.without(rails.in_use).without(rails.asked);
-        let due = waiting.without(rails.put_off_at(now_ns));
+        let content = rails.reserve().and(rails.trusted);
+        let due = waiting.without(content).without(rails.put_off_at(now_ns));
         if !due.is_empty() {
             debug!("{}: rail {} is to join", self.ends, ListOf(due));
             self.recovery.is_planned = true;
@@ -167,7 +168,7 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
             true => both.and(rails.offered),
             false => both.and(rails.offered).and(report.trusted),
         };
-        let in_use = if trusted.is_empty() { both } else { trusted };
+        let in_use = rails.preferred(if trusted.is_empty() { both } else { trusted });
         for rail in both.iter() {
             let Some(end) = report.end(rail) else { return Err(Error::Unexpected) };
             if end.info.qpns.len() != verbs.rails.qps {
@@ -202,10 +203,12 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         verbs.use_rails(in_use);
         ends.qpn = verbs.nic.qp_num(&verbs.qp);
         ends.gid = verbs.port.gid;
-        rails.failed = rails.failed.or(rails.in_use.without(in_use));
+        // A rail that is trusted and no longer in use is a standby that gives back.
+        rails.failed = rails.failed.or(rails.in_use.without(in_use).without(trusted));
         rails.put_off(now_ns);
         (rails.started, rails.in_use, rails.asked) = (both, in_use, RailSet::NONE);
-        (rails.trusted, rails.stale, rails.shunned) = (in_use, RailSet::NONE, RailSet::NONE);
+        (rails.stale, rails.shunned) = (RailSet::NONE, RailSet::NONE);
+        rails.trusted = in_use.or(trusted);
         // An answer to an earlier question says nothing about these queue pairs.
         self.route.rail_work().answered = RailSet::NONE;
         info!("{}: data goes over rail {}", self.ends, ListOf(in_use));
@@ -223,11 +226,11 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         };
         for qp in verbs.all_qps() {
             let rail = verbs.nic.rail_of(qp) % RAILS_MAX;
-            let asks = if R::IS_SENDER { rails.started } else { rails.in_use };
+            let asks = if R::IS_SENDER { rails.started } else { rails.in_use.or(rails.reserve()) };
             if !asks.without(rails.asked).without(rails.failed).has(rail) {
                 continue;
             }
-            if rails.trusted.without(rails.in_use).has(rail) {
+            if rails.trusted.without(rails.in_use).without(rails.reserve()).has(rail) {
                 // The rail has answered and joins soon.
                 continue;
             }

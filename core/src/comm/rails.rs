@@ -10,6 +10,9 @@
 //!   a rail on probation answers the sender, the sender begins a planned attempt, in which the rail carries
 //!   data. If a rail that carries data does not answer for [`STALL_NS`], and another one does, an attempt
 //!   goes on without it. A peer that is stopped answers on no rail.
+//! - A user may keep rails as *standby*: they carry data only while no other rail does. A standby rail has queue
+//!   pairs and is asked as the others are, so the ends know whether it works. If nothing arrives and a standby
+//!   answers, the rail that carries data is to blame.
 //! - An end that sees the port of a rail go down begins an attempt at once. It also tells the peer which of
 //!   its ports are up.
 //! - A rail that fails again soon is left alone for longer and longer, up to [`PAUSE_NS`]'s end.
@@ -32,12 +35,14 @@ const SHARES: u16 = 1024;
 pub(super) struct Rails {
     /// The number of rails that both ends have. With one, the rest means nothing.
     pub(super) count: usize,
+    /// The rails that carry data only while no other rail works.
+    standby: RailSet,
     /// The rails of this end's new queue pairs.
     pub(super) usable: RailSet,
     /// The rails among these that this end's report calls trusted.
     pub(super) offered: RailSet,
-    /// The rails whose queue pairs work at this end. Those of other rails were created and not started, since
-    /// the peer has none there.
+    /// The rails whose queue pairs work at this end, as far as it knows. Those of other rails were created and
+    /// not started, since the peer has none there.
     pub(super) started: RailSet,
     /// The rails that carry data.
     pub(super) in_use: RailSet,
@@ -45,7 +50,7 @@ pub(super) struct Rails {
     pub(super) trusted: RailSet,
     /// The rails whose answer is awaited.
     pub(super) asked: RailSet,
-    /// The rails in use that have not answered for a while at the last look, although another one has.
+    /// The rails in use that have not answered for a while at the last look, although another rail has.
     pub(super) stale: RailSet,
     /// The rails whose queue pairs could not be started in the last attempt.
     pub(super) shunned: RailSet,
@@ -107,11 +112,12 @@ impl RailWork {
 
 impl Rails {
     /// `lead` is the rail of the first queue pairs.
-    pub(super) fn new(count: usize, lead: usize) -> Self {
+    pub(super) fn new(count: usize, lead: usize, standby: RailSet) -> Self {
         let pause_ns = *PAUSE_NS.start();
         let retry = Retry { not_before_ns: 0, pause_ns, joined_ns: 0, silent_ns: 0, done: 0 };
         Rails {
             count,
+            standby,
             usable: RailSet::one(lead),
             offered: RailSet::one(lead),
             started: RailSet::one(lead),
@@ -131,6 +137,19 @@ impl Rails {
     /// Whether the connection has several rails.
     pub(super) const fn has_several(&self) -> bool {
         self.count > 1
+    }
+
+    /// The rails among `rails` that should carry data: those that are no standby, if there are any.
+    pub(super) fn preferred(&self, rails: RailSet) -> RailSet {
+        let active = rails.without(self.standby);
+        if active.is_empty() { rails } else { active }
+    }
+
+    /// The standby rails that have queue pairs and are not needed now.
+    pub(super) fn reserve(&self) -> RailSet {
+        let is_needed = self.in_use.without(self.standby).is_empty();
+        let idle = self.started.and(self.standby).without(self.in_use);
+        if is_needed { RailSet::NONE } else { idle }
     }
 
     /// Takes the peer's word about its ports.
@@ -162,7 +181,11 @@ impl Rails {
     pub(super) fn hear(&mut self, work: &mut RailWork, now_ns: u64) -> RailSet {
         let answered = core::mem::take(&mut work.answered).and(self.asked);
         self.asked = self.asked.without(answered);
-        let is_any_heard = !self.in_use.without(self.asked).is_empty();
+        let heard = |rails: RailSet| !rails.without(self.asked).is_empty();
+        let is_one_in_use_heard = heard(self.in_use);
+        // A standby answers at once, and a rail in use after the messages that were posted before. So it alone is
+        // no reason to give up a rail.
+        let is_any_heard = is_one_in_use_heard || heard(self.reserve());
         let mut silent = RailSet::NONE;
         self.stale = RailSet::NONE;
         for rail in self.in_use.and(self.asked).iter() {
@@ -174,7 +197,7 @@ impl Rails {
             if is_any_heard && silent_ns >= STALL_NS / 4 {
                 self.stale = self.stale.or(RailSet::one(rail));
             }
-            if is_any_heard && silent_ns >= STALL_NS {
+            if is_one_in_use_heard && silent_ns >= STALL_NS {
                 silent = silent.or(RailSet::one(rail));
             }
         }
@@ -199,6 +222,7 @@ impl Rails {
             retry.not_before_ns = now_ns.saturating_add(retry.pause_ns);
             retry.pause_ns = (2 * retry.pause_ns).min(*PAUSE_NS.end());
         }
+        self.started = self.started.without(self.failed.without(self.in_use));
         self.trusted = self.trusted.without(self.failed);
         self.asked = self.asked.without(self.failed);
         self.failed = RailSet::NONE;

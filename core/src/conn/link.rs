@@ -2,7 +2,7 @@
 
 mod rails;
 
-use super::rails::{RAILS_MAX, wire_qpn};
+use super::rails::{RAILS_MAX, RailSet, wire_qpn};
 use super::stage::Side;
 use super::wire::{DeviceName, Preface, QpInfo};
 use super::{CommSettings, PacketAuth, QPS_MAX, Wire};
@@ -92,6 +92,7 @@ impl<N: Nic> Verbs<N> {
             data_others: qps.saturating_sub(1),
             ports,
             weights: core::array::from_fn(|other| u16::from(other == rail)),
+            standby: RailSet::NONE,
         };
         Ok(Verbs {
             qp,
@@ -336,7 +337,12 @@ impl<N: Nic> Verbs<N> {
     /// This end's preface with the given FIFO depth.
     pub(crate) fn preface(&self, fifo_depth: u16) -> Preface {
         let preface = self.rail_preface(self.lead(), fifo_depth);
-        Preface { rails: self.nic.rails() as u8, ece: self.ece(), ..preface }
+        Preface {
+            rails: self.nic.rails() as u8,
+            standby: self.own_standby().map(|rails| rails.0),
+            ece: self.ece(),
+            ..preface
+        }
     }
 }
 
@@ -417,6 +423,8 @@ pub(crate) struct Peer {
     pub(crate) long_mtu_bytes: u32,
     /// Number of the peer's rails.
     pub(crate) rails: u8,
+    /// The standby rails of both ends together, if both know such rails.
+    pub(crate) standby: Option<RailSet>,
     pub(crate) device: DeviceName,
     /// READs that either end may have outstanding on a queue pair.
     pub(crate) reads: u8,
@@ -444,6 +452,7 @@ impl Peer {
             shares_views: ours.shares_views && preface.shares_views,
             long_mtu_bytes,
             rails: preface.rails,
+            standby: ours.standby.zip(preface.standby).map(|(a, b)| RailSet(a | b)),
             device: preface.device,
             reads: 1,
         }
@@ -464,6 +473,7 @@ impl Peer {
             shares_views: false,
             long_mtu_bytes: 0,
             rails: 1,
+            standby: None,
             device: DeviceName::new(),
             reads: 1,
         }

@@ -61,6 +61,7 @@ impl Device {
             recvs_max: invar_core::fifo::RECVS_MAX,
             relaxed_ordering: false,
             rails: Vec::new(),
+            standby: false,
         };
         let adapter = adapt(nic, pd, kind);
         let (registrations, data_access) = (Registrations::new(), data_access(0, false));

@@ -19,16 +19,25 @@ use crate::{Error, Settings};
 
 /// Joins the names of the rails of a device.
 const JOINT: char = '+';
+/// Stands before the names of the standby rails.
+const STANDBY: char = '/';
+
+/// How to name rails.
+const HOW: &str = "write as in a+b for two rails, and as in a+b/c for a standby rail c";
+
+/// Whether a name is that of a device of several rails.
+pub(super) fn is_of_rails(name: &str) -> bool {
+    name.contains([JOINT, STANDBY])
+}
 
 /// Puts the devices that `INVAR_RAILS` asks for in place of their rails.
 pub(super) fn join(survey: &mut Survey, groups: &str) -> Result<(), Error> {
     for name in groups.split(',').map(str::trim).filter(|name| !name.is_empty()) {
-        let joined = describe(name, survey).map_err(|error| match name.contains(JOINT) {
+        let joined = describe(name, survey).map_err(|error| match is_of_rails(name) {
             true => error,
-            false => Kind::Setting(format!(
-                "INVAR_RAILS={groups}: '{name}' is one device; join the rails of a device by {JOINT}"
-            ))
-            .into(),
+            false => {
+                Kind::Setting(format!("INVAR_RAILS={groups}: '{name}' is one device; {HOW}")).into()
+            }
         })?;
         let is_rail = |info: &DeviceInfo| joined.rails.iter().any(|rail| rail.name == info.name);
         let first = survey.devices.iter().position(is_rail).unwrap_or_default();
@@ -38,25 +47,46 @@ pub(super) fn join(survey: &mut Survey, groups: &str) -> Result<(), Error> {
     Ok(())
 }
 
-/// Describes the device of a name like `mlx5_0+mlx5_1`.
+/// Describes the device of a name like `mlx5_0+mlx5_1/mlx5_2`.
 pub(super) fn describe(name: &str, survey: &Survey) -> Result<DeviceInfo, Error> {
+    let refused = |why: &str| Error::from(Kind::Setting(format!("the rails {name}: {why}; {HOW}")));
     let mut rails: Vec<DeviceInfo> = Vec::new();
-    for rail in name.split(JOINT).map(str::trim) {
-        let found = survey.devices.iter().find(|info| info.name == rail && info.rails.is_empty());
-        let found = found.ok_or_else(|| no_device(rail, survey))?;
-        rails.push(found.clone());
+    for (part, names) in name.split(STANDBY).enumerate() {
+        if part > 1 {
+            return Err(refused("there are two lists of standby rails"));
+        }
+        for rail in names.split(JOINT).map(str::trim) {
+            if rail.is_empty() {
+                return Err(refused("a name is missing"));
+            }
+            let mut devices = survey.devices.iter();
+            let found = devices.find(|info| info.name == rail && info.rails.is_empty());
+            let found = found.ok_or_else(|| no_device(rail, survey))?;
+            rails.push(DeviceInfo { standby: part == 1, ..found.clone() });
+        }
     }
     DeviceInfo::joined(&rails)
 }
 
 impl DeviceInfo {
     /// Describes the device that several devices make together. Each connection runs over all their ports, its
-    /// rails. [`Device::open_for`] opens the device.
+    /// rails. Those that are [standby](DeviceInfo::standby) carry data only while no other one works.
+    /// [`Device::open_for`] opens the device.
     ///
     /// # Errors
-    /// The devices cannot work together: they are not 2 to 8 different ones, or not of one kind and link layer.
+    /// The devices cannot work together: they are not 2 to 8 different ones, not of one kind and link layer, or
+    /// all of them are standby.
     pub fn joined(rails: &[DeviceInfo]) -> Result<DeviceInfo, Error> {
-        let name = rails.iter().map(|rail| rail.name.as_str()).collect::<Vec<_>>().join("+");
+        let (standby, active): (Vec<_>, Vec<_>) = rails.iter().partition(|rail| rail.standby);
+        let names = |rails: &[&DeviceInfo]| {
+            let names: Vec<&str> = rails.iter().map(|rail| rail.name.as_str()).collect();
+            names.join("+")
+        };
+        let mut name = names(&active);
+        if !standby.is_empty() {
+            name.push(STANDBY);
+            name += &names(&standby);
+        }
         let refused = |why: String| Error::from(Kind::Setting(format!("the rails {name}: {why}")));
         for (i, rail) in rails.iter().enumerate() {
             if rails[..i].iter().any(|known| known.name == rail.name) {
@@ -67,10 +97,11 @@ impl DeviceInfo {
             }
         }
         let [first, _, ..] = rails else {
-            return Err(refused(format!(
-                "one device is no device of rails; join several by {JOINT}"
-            )));
+            return Err(refused(format!("one device is no device of rails; {HOW}")));
         };
+        if active.is_empty() {
+            return Err(refused("all of them are standby".to_owned()));
+        }
         if rails.len() > RAILS_MAX {
             return Err(refused(format!(
                 "{} devices; at most {RAILS_MAX} work together",
@@ -94,14 +125,16 @@ impl DeviceInfo {
             let why = format!("{} and {} have different link layers", first.name, other.name);
             return Err(refused(why));
         }
-        let speed: Option<u32> = rails.iter().map(|rail| rail.speed_mbps).sum();
+        let speed: Option<u32> = active.iter().map(|rail| rail.speed_mbps).sum();
         Ok(DeviceInfo {
             name,
             speed_mbps: speed,
             up: rails.iter().any(|rail| rail.up),
             qps_max: rails.iter().filter_map(|rail| rail.qps_max).min(),
             relaxed_ordering: rails.iter().all(|rail| rail.relaxed_ordering),
-            ..DeviceInfo { rails: rails.to_vec(), ..first.clone() }
+            standby: false,
+            rails: active.into_iter().chain(standby).cloned().collect(),
+            ..first.clone()
         })
     }
 }
@@ -129,8 +162,9 @@ pub(super) fn open(info: &DeviceInfo, settings: &Settings) -> Result<Device, Err
         }
         _ => return Err(no_device(&info.name, &Survey::default())),
     };
-    let rails: Vec<String> =
-        info.rails.iter().map(|rail| format!("{} on {}", rail.name, rail.netdev)).collect();
+    let role = |rail: &DeviceInfo| if rail.standby { " (standby)" } else { "" };
+    let place = |rail: &DeviceInfo| format!("{} on {}{}", rail.name, rail.netdev, role(rail));
+    let rails: Vec<String> = info.rails.iter().map(place).collect();
     log::info!("{}: each connection runs over {}", info.name, rails.join(", "));
     let (info, registrations) = (info.clone(), Registrations::new());
     Ok(Device(Arc::new(Inner { info, data_access: access, registrations, adapter, soft: None })))
@@ -143,7 +177,8 @@ fn adapt_all<N: SharedNic>(
 ) -> Result<Arc<dyn Adapter>, Error> {
     let failed = |source: NicError| Kind::Nic { device: info.name.clone(), source };
     let nics = info.rails.iter().map(open).collect::<Result<Vec<N>, Error>>()?;
-    let nic = Rails::new(nics).map_err(failed)?;
+    let active = info.rails.iter().filter(|rail| !rail.standby).count();
+    let nic = Rails::new(nics, active).map_err(failed)?;
     let pd = nic.alloc_pd().map_err(failed)?;
     Ok(adapt(nic, pd, kind))
 }
@@ -181,9 +216,26 @@ mod tests {
     }
 
     #[test]
+    fn rails_after_a_slash_are_standby_and_add_no_speed() {
+        let mut survey = survey();
+        join(&mut survey, "e / b+c").expect("three rails");
+        let joined = survey.devices.iter().find(|info| info.name == "e/b+c").expect("the device");
+        assert_eq!(joined.speed_mbps, Some(100));
+        let rails: Vec<_> = joined.rails.iter().map(|rail| (&*rail.name, rail.standby)).collect();
+        assert_eq!(rails, [("e", false), ("b", true), ("c", true)]);
+    }
+
+    #[test]
     fn rails_that_cannot_work_together_are_named() {
         for (groups, why) in [
             ("b", "'b' is one device"),
+            ("/b", "a name is missing; write as in"),
+            ("b/", "a name is missing"),
+            ("b++c", "a name is missing"),
+            ("b/c/e", "two lists of standby rails"),
+            ("b/b", "b is there twice"),
+            ("b/x", "no device is called 'x'"),
+            ("b/a", "b is soft, and a is ib"),
             ("b+b", "b is there twice"),
             ("b+x", "no device is called 'x'"),
             ("a+b", "a is ib, and b is soft"),

@@ -105,5 +105,6 @@ fn describe(port: &PortInfo, interfaces: &[Interface]) -> Option<DeviceInfo> {
         recvs_max: RECVS_MAX,
         relaxed_ordering: false,
         rails: Vec::new(),
+        standby: false,
     })
 }

@@ -400,7 +400,8 @@ impl Settings {
     }
 
     /// Sets the devices that work together, as `mlx5_0+mlx5_1` (`INVAR_RAILS`). Each connection of such a
-    /// device runs over all its ports, and goes on while one of them works.
+    /// device runs over all its ports, and goes on while one of them works. Ports after a `/` are standby: they
+    /// carry data only while no other port works.
     #[must_use]
     pub fn rails(self, groups: &str) -> Self {
         self.with("INVAR_RAILS", groups)

@@ -155,6 +155,16 @@ fn messages_go_on_after_the_end_of_one_of_two_joined_devices() {
 }
 
 #[test]
+fn a_device_with_a_standby_rail_has_the_speed_of_the_other() {
+    four_devices().set("INVAR_RAILS", "null0/null2").run(|| {
+        assert_eq!(count(), 3);
+        let told = properties(0);
+        assert_eq!((name(&told), told.speed), ("null0/null2", 200_000));
+        exchange(&Pair::new(BYTES + MESSAGES), |_| {});
+    });
+}
+
+#[test]
 fn the_devices_that_a_user_joins_are_one_for_nccl() {
     four_devices().set("INVAR_RAILS", "null0+null2").run(|| {
         assert_eq!(count(), 3);

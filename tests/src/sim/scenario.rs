@@ -44,7 +44,7 @@ pub(super) fn run(seed: u64) -> Outcome {
 }
 
 /// Runs the history of a seed, in which each host has one to three ports and each comm runs over those of
-/// both ends.
+/// both ends. On some hosts all ports but the first are standby.
 ///
 /// # Panics
 /// Panics if [`run`] does. A comm has a reason to fail if no pair of its rails is left.
@@ -55,7 +55,8 @@ pub(super) fn run_rails(seed: u64) -> Outcome {
         |random, nics| {
             let hosts = nics.chunks(3).map(|ports| {
                 let ports = &ports[..random.pick(&[1, 2, 2, 3])];
-                let nic = Rails::new(ports.to_vec()).expect("one to three rails");
+                let active = random.pick(&[1, ports.len(), ports.len()]);
+                let nic = Rails::new(ports.to_vec(), active).expect("one to three rails");
                 (ports.iter().map(SimNic::host).collect(), nic)
             });
             hosts.collect()

@@ -1,9 +1,9 @@
 //! A device that reports its end, or that of a queue pair, takes its rail out of a connection. The other rails
-//! go on.
+//! go on. Standby rails carry data only while no other rail works.
 
 use invar_core::comm::{RecvBuf, SendBuf};
 use invar_core::conn::CommSettings;
-use invar_core::nic::Verb;
+use invar_core::nic::{Nic, PortAttr, PortState, SendWr, Verb};
 use invar_linux::rails::Rails;
 use invar_testkit::duo::{self, Buffer, Duo};
 use invar_testkit::null::NullNic;
@@ -24,11 +24,13 @@ struct Line {
 }
 
 impl Line {
-    /// Connects two ends of two rails, and waits until both rails carry data.
-    fn new() -> Self {
+    /// Connects two ends of two rails, of which so many are no standby at each end. Waits until both rails have
+    /// queue pairs.
+    fn new(active: [usize; 2]) -> Self {
         let [a, b, c, d]: [NullNic; 4] = NullNic::ports();
-        let ends = [[a, b], [c, d]]
-            .map(|rails| Rails::new(rails.map(Meddler::new).to_vec()).expect("two rails"));
+        let ends = [([a, b], active[0]), ([c, d], active[1])].map(|(rails, active)| {
+            Rails::new(rails.map(Meddler::new).to_vec(), active).expect("two rails")
+        });
         let duo = duo::connect([&ends[0], &ends[1]], [CommSettings::default(); 2], || {});
         let duo = duo.expect("a connection");
         let from = Buffer::new(&ends[0], &duo.send_pd, MESSAGES * BYTES);
@@ -37,6 +39,13 @@ impl Line {
         line.pass(500);
         assert!(line.duo.send.attempts() > 0, "the second rail has joined");
         line
+    }
+
+    /// The rails that carry data.
+    fn rails(&self) -> Vec<u32> {
+        let mut rails: Vec<u32> = self.duo.send.qpns().map(|qpn| qpn >> 24).collect();
+        rails.dedup();
+        rails
     }
 
     fn pass(&mut self, ms: u64) {
@@ -74,6 +83,53 @@ impl Line {
     }
 }
 
+/// Breaks the first of two rails, or mends it.
+type Break = fn(&Rails<Meddler>, bool);
+
+#[test]
+fn a_standby_rail_carries_data_only_while_the_other_rail_does_not_work() {
+    let port_down: Break = |nic, is_down| {
+        let port = nic.nics()[0].query_port().expect("a port");
+        let down = PortAttr { state: PortState::Down, ..port };
+        nic.nics()[0].plan.port.set(is_down.then_some(down));
+    };
+    let qps_fail: Break = |nic, fail| {
+        nic.nics()[0].plan.keeps_event.set(true);
+        nic.nics()[0].plan.event.set(fail.then_some((Verb::QpEvent, "QP fatal")));
+    };
+    // If one end wants a standby rail, it is one at both ends.
+    for (active, end, set_broken) in [[1, 1], [1, 2], [2, 1]].into_iter().flat_map(|active| {
+        let breaks = |end| [port_down, qps_fail].map(|set_broken| (active, end, set_broken));
+        (0..2).flat_map(breaks).collect::<Vec<_>>()
+    }) {
+        let mut line = Line::new(active);
+        let mut number = 0;
+        let mut exchange = |line: &mut Line| {
+            for _ in 0..10 {
+                line.exchange(number);
+                number += 1;
+            }
+        };
+        for _ in 0..3 {
+            exchange(&mut line);
+            assert_eq!(line.rails(), [0], "{active:?} {end}");
+            let standby = line.ends.each_ref().map(|nic| nic.nics()[1].plan.posted.take());
+            let carries = |(_, wr): &(u32, SendWr)| wr.sge.length > 0;
+            assert!(!standby.iter().flatten().any(carries), "{active:?} {end}");
+            set_broken(&line.ends[end], true);
+            exchange(&mut line);
+            line.pass(200);
+            assert_eq!(line.rails(), [1], "{active:?} {end}");
+            exchange(&mut line);
+            set_broken(&line.ends[end], false);
+            line.pass(9_000);
+            line.ends.iter().for_each(|nic| drop(nic.nics()[1].plan.posted.take()));
+        }
+        let attempts = line.duo.send.attempts();
+        assert!(attempts < 100, "{active:?} {end}: {attempts} attempts");
+    }
+}
+
 #[test]
 fn messages_go_on_over_the_other_rail_whichever_rail_a_device_reports() {
     let events = [(Verb::AsyncEvent, "device fatal"), (Verb::QpEvent, "QP fatal")];
@@ -81,7 +137,7 @@ fn messages_go_on_over_the_other_rail_whichever_rail_a_device_reports() {
         let rails = (0..2).flat_map(move |rail| events.map(|event| (rail, event)));
         rails.flat_map(move |(rail, event)| [false, true].map(|keeps| (end, rail, event, keeps)))
     }) {
-        let mut line = Line::new();
+        let mut line = Line::new([2; 2]);
         for number in 0..MESSAGES {
             if number == BROKEN {
                 let plan = &line.ends[end].nics()[rail].plan;

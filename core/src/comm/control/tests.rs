@@ -38,6 +38,7 @@ impl Stream for Slow {
 
 fn report(attempt: u32, rows: u64, qps: u32) -> Control {
     let preface = Preface {
+        standby: None,
         fifo_depth: 64,
         qp_count: qps as u16,
         options: QpOptions::all(),

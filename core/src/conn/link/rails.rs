@@ -19,6 +19,8 @@ pub(crate) struct VerbsRails {
     pub(crate) ports: [PortAttr; RAILS_MAX],
     /// Shares of the rails in a long message; 0 for a rail that carries no data.
     pub(crate) weights: [u16; RAILS_MAX],
+    /// The rails that carry data only while no other rail works. Both ends have the same.
+    pub(crate) standby: RailSet,
 }
 
 impl<N: Nic> Verbs<N> {
@@ -150,15 +152,35 @@ impl<N: Nic> Verbs<N> {
             long_mtu_bytes: if self.settings.long_mtu { port.long_mtu_bytes } else { 0 },
             rails: 1,
             rail: rail as u8,
+            standby: None,
             device: Ends::local(self.nic.rail_name(rail), port.gid).device,
         }
     }
 
-    /// Takes the number of rails that both ends have.
+    /// The standby rails of this end; `None` for a NIC with one rail.
+    pub(crate) fn own_standby(&self) -> Option<RailSet> {
+        let rails = self.nic.rails();
+        let standby = || (0..rails).filter(|rail| self.nic.is_standby(*rail)).collect();
+        (rails > 1).then(standby)
+    }
+
+    /// Takes the number of rails that both ends have, and the standby rails of both.
     pub(crate) fn agree_on_rails(&mut self, peer: &Peer) {
         let of_peer = if peer.recovers { usize::from(peer.rails) } else { 1 };
         let fitting = QPS_MAX / self.rails.qps.max(1);
-        self.rails.count = self.nic.rails().min(of_peer).min(fitting).max(1);
+        let count = self.nic.rails().min(of_peer).min(fitting).max(1);
+        let all = RailSet::first(count);
+        let standby = peer.standby.unwrap_or_default().and(all);
+        self.rails.count = count;
+        // If no other rail is left, all rails carry data.
+        self.rails.standby = if standby == all { RailSet::NONE } else { standby };
+        let is_known = count == 1 || peer.standby.is_some();
+        if !is_known && self.own_standby().is_some_and(|rails| !rails.is_empty()) {
+            let name = self.nic.name();
+            warn!(
+                "{name}: the peer's version of Invar knows no standby rails: all rails carry data"
+            );
+        }
     }
 }
 

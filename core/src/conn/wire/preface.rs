@@ -23,6 +23,8 @@ const ECE: u32 = 1 << 1;
 const RECOVERY: u32 = 1 << 2;
 /// Feature: this end answers a peer that asks what it waits for.
 const VIEWS: u32 = 1 << 3;
+/// Feature: this end keeps standby rails, of either end, free of data while another rail works.
+const STANDBY: u32 = 1 << 4;
 
 /// The preface on the wire, little-endian.
 ///
@@ -36,7 +38,7 @@ const VIEWS: u32 = 1 << 3;
 /// ```
 ///
 /// `more` has six bytes: the renewal port (2 bytes), the number of rails, the rail that the message
-/// describes, and two zeros. An end with one rail sends zeros instead of the two numbers.
+/// describes, the set of standby rails, and a zero. An end with one rail sends zeros instead of these three.
 ///
 /// `ece` has three words: vendor, options and mask. The long MTU is one word. The source ports are four
 /// UDP ports of two bytes; unused ports are zero.
@@ -53,7 +55,8 @@ pub struct PrefaceBytes {
     renewal_port: U16,
     rails: u8,
     rail: u8,
-    zero: [u8; 2],
+    standby: u8,
+    zero: u8,
     ece: [U32; 3],
     long_mtu_bytes: U32,
     udp_source_ports: [U16; SourcePorts::MAX],
@@ -97,6 +100,9 @@ pub struct Preface {
     pub rails: u8,
     /// The rail that this message describes.
     pub rail: u8,
+    /// The rails that this end wants to keep for the time when no other rail works: one bit for each. `None`
+    /// from an end that has one rail, or knows no such rails.
+    pub standby: Option<u8>,
     /// Name of this end's device.
     pub device: DeviceName,
 }
@@ -123,16 +129,18 @@ impl Preface {
         let ece = if self.ece.is_some() { ECE } else { 0 };
         let recovery = if self.recovers { RECOVERY } else { 0 };
         let views = if self.shares_views { VIEWS } else { 0 };
+        let standby = if self.standby.is_some() { STANDBY } else { 0 };
         PrefaceBytes {
             fifo_depth: self.fifo_depth.into(),
             qp_count: self.qp_count.into(),
-            features: (GROUP_SIZES | ece | recovery | views).into(),
+            features: (GROUP_SIZES | ece | recovery | views | standby).into(),
             options: self.options.bits().into(),
             udp_port: self.udp_port.into(),
             renewal_port: self.renewal_port.into(),
             rails: if self.rails == 1 { 0 } else { self.rails },
             rail: self.rail,
-            zero: [0; 2],
+            standby: self.standby.unwrap_or(0),
+            zero: 0,
             sizes_rkey: self.sizes_rkey.into(),
             sizes_addr: self.sizes_addr.into(),
             ece: [vendor_id, options, comp_mask].map(U32::new),
@@ -172,6 +180,7 @@ impl Preface {
             long_mtu_bytes: b.long_mtu_bytes.get(),
             rails: b.rails.clamp(1, RAILS_MAX as u8),
             rail: b.rail % RAILS_MAX as u8,
+            standby: (b.features.get() & STANDBY != 0).then_some(b.standby),
             device: decode(&b.device),
         })
     }
@@ -225,6 +234,7 @@ mod tests {
             long_mtu_bytes: options >> 4,
             rails: 1 + (options >> 8) as u8 % RAILS_MAX as u8,
             rail: (options >> 16) as u8 % RAILS_MAX as u8,
+            standby: (options & 8 != 0).then_some((options >> 24) as u8),
             device: heapless::String::try_from(device).unwrap(),
         }
     }
