@@ -15,7 +15,9 @@ const LAYOUT: Layout = Layout {
 /// when it is removed.
 const SHARED_DIRECTORIES: [&str; 3] =
     ["usr/share/bash-completion", "usr/share/fish", "usr/share/zsh"];
-const OWN_DIRECTORY: &str = "usr/share/doc/invar";
+const DOC_DIRECTORY: &str = "usr/share/doc/invar";
+/// Directories that only this package has.
+const OWN_DIRECTORIES: [&str; 2] = [DOC_DIRECTORY, "usr/lib/invar"];
 
 /// The package's file name and its content.
 pub(crate) fn build(product: &Product) -> Result<(String, Vec<u8>)> {
@@ -27,8 +29,7 @@ pub(crate) fn build(product: &Product) -> Result<(String, Vec<u8>)> {
     package.build_host("localhost").cookie(format!("invar {}", product.version));
     let owned = |directory: &&str| {
         let below = |top: &&str| directory.strip_prefix(*top).is_some_and(is_below);
-        directory.strip_prefix(OWN_DIRECTORY).is_some_and(is_below)
-            || SHARED_DIRECTORIES.iter().any(below)
+        OWN_DIRECTORIES.iter().chain(&SHARED_DIRECTORIES).any(below)
     };
     for directory in tree.directories().into_iter().filter(owned) {
         let options = FileOptions::dir(format!("/{directory}")).permissions(0o755);
@@ -39,7 +40,7 @@ pub(crate) fn build(product: &Product) -> Result<(String, Vec<u8>)> {
         let mut options = FileOptions::new(format!("/{path}")).permissions(mode);
         if path.contains("LICENSE") {
             options = options.license();
-        } else if path.starts_with("usr/share/man/") || path.starts_with(OWN_DIRECTORY) {
+        } else if path.starts_with("usr/share/man/") || path.starts_with(DOC_DIRECTORY) {
             options = options.doc();
         }
         package.with_file_contents(file.content.clone(), options)?;

@@ -204,6 +204,7 @@ fn the_rpm_requires_each_version_of_a_symbol() {
     of("/usr/share/man/man1/invar-env.1.gz");
     // The package owns its own directories, but not those of the system.
     of("/usr/share/doc/invar");
+    of("/usr/lib/invar");
     assert!(files.iter().all(|file| file.path().to_str() != Some("/usr/bin")));
 }
 
