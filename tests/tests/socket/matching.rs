@@ -1,5 +1,6 @@
 //! Messages meet buffers by tag, in whatever order requests are tested.
 
+use invar_core::comm::SendBuf;
 use invar_core::error::{Error, ErrorKind};
 use invar_core::socket::{AHEAD_BYTES, AHEAD_MESSAGES};
 use invar_testkit::wait::until;
@@ -94,6 +95,23 @@ fn a_sender_goes_ahead_so_far_and_no_farther() {
     let receives = [last];
     pair.finish(vec![send], &receives);
     pair.check(&receives[0], 0, 9, too_long);
+}
+
+#[test]
+fn a_program_that_calls_isend_until_there_is_room_moves_its_earlier_messages() {
+    let mut pair = Pair::new(0, 0);
+    let send = pair.send(1, 1_000_000, 0);
+    let receives = [pair.recv(&[(1_000_000, 0)])];
+    let long = vec![0; AHEAD_BYTES as usize + 1];
+    let addr = long.as_ptr().expose_provenance() as u64;
+    let long_buf = SendBuf { addr, len: long.len() as u32, lkey: 0 };
+    until("the first message", || {
+        // SAFETY: nobody sends the bytes.
+        assert_eq!(unsafe { pair.send.isend(&long_buf, 9) }, Ok(None), "no buffer");
+        pair.recv.test(&receives[0].request).unwrap().map(<[u32]>::to_vec)
+    });
+    assert_eq!(pair.send.test(&send), Ok(Some(1_000_000)));
+    pair.check(&receives[0], 0, 1, 1_000_000);
 }
 
 #[test]
