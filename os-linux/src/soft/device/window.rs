@@ -242,3 +242,6 @@ impl Device {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;
