@@ -1,5 +1,6 @@
 //! Comms: NCCL's ends of connections, behind one trait for all kinds of NIC.
 
+mod held;
 mod recv;
 mod send;
 
@@ -8,17 +9,14 @@ use std::mem;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
-use invar::raw::{
-    Bias, Biased, Carrier, End, Fast, Keeper, Keeping, RecvEnd, Request, SendEnd, Tend,
-};
+use invar::raw::{Bias, Biased, Carrier, End, Keeper, Keeping, RecvEnd, Request, SendEnd, Tend};
 use invar::{ConnectionError, Device};
 
 use crate::abi::Code;
 use crate::outcome::{caught, failed, misused, null};
 use crate::request;
 
-use recv::Receiver;
-use send::Sender;
+use held::{Held, Kept, Tested};
 
 /// Maximum message length in bytes: the 32-bit fields on the wire hold no more.
 const MESSAGE_BYTES_MAX: usize = i32::MAX as usize;
@@ -57,7 +55,7 @@ type Test = unsafe extern "C" fn(*mut c_void, *mut c_int, *mut c_int, NonNull<c_
 /// # Safety
 /// NCCL's contract holds for each unsafe function. Pointers are null or point to what the table says.
 /// Memory stays registered and untouched until its request is done.
-pub(crate) trait NetEnd {
+pub(crate) trait NetEnd: Kept {
     unsafe extern "C" fn isend(
         &self,
         _data: *mut c_void,
@@ -117,35 +115,6 @@ pub(crate) trait NetEnd {
     ) -> Code {
         wrong_end("iflush")
     }
-
-    /// Tests a request of the end that `end` points to and that NCCL has entered.
-    unsafe extern "C" fn test(
-        request: *mut c_void,
-        done: *mut c_int,
-        sizes: *mut c_int,
-        end: NonNull<c_void>,
-    ) -> Code
-    where
-        Self: Sized;
-
-    /// [`NetEnd::test`] with the mutex.
-    unsafe extern "C" fn test_locked(
-        request: *mut c_void,
-        done: *mut c_int,
-        sizes: *mut c_int,
-        end: NonNull<c_void>,
-    ) -> Code
-    where
-        Self: Sized;
-
-    /// Returns what carries a pending request, or `None` if that is not known yet.
-    unsafe fn carriers(&self, request: &Request) -> Option<Vec<Carrier>>;
-
-    /// Closes the end.
-    ///
-    /// # Safety
-    /// The caller calls this once, and makes no call afterwards.
-    unsafe fn close(&self);
 }
 
 impl Comm {
@@ -156,7 +125,7 @@ impl Comm {
         device: (c_int, &Device),
         keeper: &Keeper,
     ) -> Self {
-        Self::new(Kind::Send, Sender::new(end, request::low_half(handle)), device, keeper)
+        Self::new(Kind::Send, Held::new(end, request::low_half(handle)), device, keeper)
     }
 
     /// Makes the comm of a receiving end; `handle` is the comm's handle.
@@ -166,20 +135,20 @@ impl Comm {
         device: (c_int, &Device),
         keeper: &Keeper,
     ) -> Self {
-        Self::new(Kind::Recv, Receiver::new(end, request::low_half(handle)), device, keeper)
+        Self::new(Kind::Recv, Held::new(end, request::low_half(handle)), device, keeper)
     }
 
-    fn new<T: Tend + 'static>(
+    fn new<E: End + 'static, D: 'static>(
         kind: Kind,
-        end: T,
+        end: Held<E, D>,
         (device_number, device): (c_int, &Device),
         keeper: &Keeper,
     ) -> Self
     where
-        Biased<T>: NetEnd,
+        Held<E, D>: Tested,
+        Biased<Held<E, D>>: NetEnd,
     {
-        let (open, shut): (Test, Test) =
-            (<Biased<T> as NetEnd>::test, <Biased<T> as NetEnd>::test_locked);
+        let (open, shut): (Test, Test) = (Held::<E, D>::test, Held::<E, D>::test_locked);
         let end = Arc::new(Biased::with_doors(end, open as *mut (), shut as *mut ()));
         let bias = NonNull::from_ref(end.bias());
         let keeping = keeper.keep(Arc::clone(&end));
@@ -222,8 +191,8 @@ impl Comm {
         done: *mut c_int,
         sizes: *mut c_int,
     ) -> Code {
-        // SAFETY: The bias lives as long as the end. It returns one of the functions that `new` has taken
-        // from the end's type, and the caller upholds the rest of the contract.
+        // SAFETY: The bias lives as long as the end. It returns one of the functions that `new` has
+        // given it, and the caller upholds the rest of the contract.
         unsafe {
             let test = mem::transmute::<*mut (), Test>(self.bias.as_ref().enter());
             test(request, done, sizes, self.end.cast())
@@ -287,14 +256,6 @@ impl Bytes for usize {
     }
 }
 
-/// The arguments of a test. Each end keeps them in a field during the test, where they take no
-/// registers: this saves 8 instructions per test.
-struct Asked {
-    request: Request,
-    done: *mut c_int,
-    sizes: *mut c_int,
-}
-
 /// Makes a call on an end that may take the mutex.
 ///
 /// # Safety
@@ -302,81 +263,6 @@ struct Asked {
 unsafe fn call<T: Tend>(end: &Biased<T>, make: impl FnOnce(&mut T) -> Code) -> Code {
     // SAFETY: NCCL is the owner of the end, and the caller promises one call at a time.
     caught(|| unsafe { invar::raw::call(end, make) })
-}
-
-// SAFETY: Only NCCL's calls use the pointers, one call at a time.
-unsafe impl Send for Asked {}
-
-impl Default for Asked {
-    fn default() -> Self {
-        Asked { request: Request::from_raw(0), done: ptr::null_mut(), sizes: ptr::null_mut() }
-    }
-}
-
-impl Asked {
-    /// Keeps the arguments of a test, and reports its request as pending.
-    fn keep(&mut self, request: *mut c_void, done: *mut c_int, sizes: *mut c_int) -> Code {
-        if done.is_null() {
-            return null("test: done").0;
-        }
-        // SAFETY: NCCL promises that `done` has room for a flag.
-        unsafe { done.write(0) };
-        *self = Asked { request: Request::from_raw(request::token(request)), done, sizes };
-        Code::SUCCESS
-    }
-
-    /// Tries the fast path of NCCL's `test`. Returns `None` if the slow path must answer. By then the
-    /// arguments are kept here, and the request is reported as pending. A request that is done already
-    /// needs neither: this saves 6 instructions.
-    ///
-    /// # Safety
-    /// `done` is null or has room for a flag, and `sizes` is null or has room for a size.
-    #[inline(always)]
-    unsafe fn test_fast(
-        &mut self,
-        end: &mut impl End,
-        request: *mut c_void,
-        done: *mut c_int,
-        sizes: *mut c_int,
-    ) -> Option<Code> {
-        if done.is_null() {
-            return Some(null("test: done").0);
-        }
-        self.request = Request::from_raw(request::token(request));
-        let mut tested = end.take_fast(&self.request);
-        if let Fast::Done(size) = tested {
-            // SAFETY: The caller's promise.
-            return Some(unsafe { answer(size, done, sizes) });
-        }
-        // SAFETY: The caller's promise.
-        unsafe { done.write(0) };
-        (self.done, self.sizes) = (done, sizes);
-        if tested == Fast::Pending {
-            tested = end.poll_fast(&self.request);
-        }
-        match tested {
-            // SAFETY: The caller's promise.
-            Fast::Done(size) => Some(unsafe { answer(size, self.done, self.sizes) }),
-            Fast::Pending => Some(Code::SUCCESS),
-            Fast::Slow => None,
-        }
-    }
-}
-
-/// Reports that a request with one size is done.
-///
-/// # Safety
-/// `done` has room for a flag, and `sizes` is null or has room for a size.
-#[inline(always)]
-unsafe fn answer(size: u32, done: *mut c_int, sizes: *mut c_int) -> Code {
-    // SAFETY: The caller upholds this function's safety contract.
-    unsafe {
-        done.write(1);
-        if !sizes.is_null() {
-            sizes.write(size as c_int);
-        }
-    }
-    Code::SUCCESS
 }
 
 /// Logs the error of a failed call with both ends of the connection, and returns its code.

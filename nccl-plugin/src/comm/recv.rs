@@ -2,58 +2,21 @@
 
 use std::ffi::{c_int, c_void};
 use std::hint::cold_path;
-use std::mem::{ManuallyDrop, MaybeUninit};
-use std::os::fd::BorrowedFd;
-use std::ptr::NonNull;
+use std::mem::MaybeUninit;
 
-use invar::raw::{
-    Biased, Care, Carrier, Entered, Fast, Flush, FlushBuf, RECVS_MAX, RecvBuf, RecvEnd, Request,
-    Snapshot, Tend,
-};
+use invar::raw::{Biased, Entered, Fast, Flush, FlushBuf, RECVS_MAX, RecvBuf, RecvEnd};
 
-use super::{
-    Asked, Bytes, MESSAGE_BYTES_MAX, NetEnd, answer, call, call_failed, give, null_array, too_long,
-};
+use super::held::{Asked, Held, Tested};
+use super::{Bytes, MESSAGE_BYTES_MAX, NetEnd, call, call_failed, give, null_array, too_long};
 use crate::abi::Code;
 use crate::mhandle::rkey;
 use crate::outcome::{misused, null};
 
-#[repr(C)]
-pub(super) struct Receiver<E> {
-    /// The end; `close` takes it. It comes first, so that its address needs no addition.
-    end: ManuallyDrop<E>,
-    /// The low half of the end's requests.
-    low_half: u32,
-    asked: Asked,
-}
+/// The direction of an end that receives.
+pub(super) enum Recvs {}
 
-impl<E> Receiver<E> {
-    pub(super) fn new(end: E, low_half: u32) -> Self {
-        Receiver { end: ManuallyDrop::new(end), low_half, asked: Asked::default() }
-    }
-}
-
-impl<E: RecvEnd> Tend for Receiver<E> {
-    fn look(&mut self) -> Care {
-        self.end.look()
-    }
-
-    fn care(&self) -> Care {
-        self.end.care()
-    }
-
-    fn rest(&self) -> Option<BorrowedFd<'_>> {
-        self.end.rest()
-    }
-
-    fn called(&mut self) {
-        self.end.called();
-    }
-
-    fn snapshot(&self, counts: bool) -> Option<Snapshot> {
-        self.end.snapshot(counts)
-    }
-}
+/// A receiving end.
+type Receiver<E> = Held<E, Recvs>;
 
 impl<E: RecvEnd> NetEnd for Biased<Receiver<E>> {
     unsafe extern "C" fn irecv_one(
@@ -154,52 +117,6 @@ impl<E: RecvEnd> NetEnd for Biased<Receiver<E>> {
         };
         // SAFETY: NCCL makes one call on an end at a time.
         unsafe { call(self, start) }
-    }
-
-    unsafe extern "C" fn test(
-        request: *mut c_void,
-        done: *mut c_int,
-        sizes: *mut c_int,
-        end: NonNull<c_void>,
-    ) -> Code {
-        // SAFETY: The caller gives a pointer to an end of this type, which NCCL has entered by this door.
-        let mut entered = unsafe { end.cast::<Self>().as_ref().entered() };
-        let Receiver { end, asked, .. } = &mut *entered;
-        // SAFETY: NCCL promises that `done` and `sizes` have room for the answers, or are null.
-        if let Some(code) = unsafe { asked.test_fast(&mut **end, request, done, sizes) } {
-            return code;
-        }
-        Receiver::test_again(entered)
-    }
-
-    #[cold]
-    unsafe extern "C" fn test_locked(
-        request: *mut c_void,
-        done: *mut c_int,
-        sizes: *mut c_int,
-        end: NonNull<c_void>,
-    ) -> Code {
-        // SAFETY: The caller gives a pointer to an end of this type.
-        let this: &Self = unsafe { end.cast().as_ref() };
-        this.bias().leave();
-        // SAFETY: NCCL makes one call on an end at a time.
-        let kept = unsafe { this.lock() }.asked.keep(request, done, sizes);
-        if kept == Code::SUCCESS { Receiver::test_slow(this) } else { kept }
-    }
-
-    unsafe fn carriers(&self, request: &Request) -> Option<Vec<Carrier>> {
-        // SAFETY: The caller upholds this function's safety contract.
-        unsafe { invar::raw::call(self, |this| this.end.carriers(request)) }
-    }
-
-    unsafe fn close(&self) {
-        // SAFETY: The caller makes no other call.
-        let mut locked = unsafe { self.lock() };
-        locked.end_visits();
-        // SAFETY: Nobody uses the end any more.
-        let end = unsafe { ManuallyDrop::take(&mut locked.end) };
-        drop(locked);
-        Box::new(end).close();
     }
 }
 
@@ -308,21 +225,12 @@ impl<E: RecvEnd> Receiver<E> {
             })
         }
     }
+}
 
-    /// `test` after the poll of the fast path has booked completions.
-    #[inline(never)]
-    extern "C" fn test_again(mut entered: Entered<'_, Self>) -> Code {
-        let Self { end, asked: Asked { request, done, sizes }, .. } = &mut *entered;
-        if let Fast::Done(received) = end.take_fast(request) {
-            // SAFETY: NCCL promises that `done` and `sizes` have room for the answers.
-            return unsafe { answer(received, *done, *sizes) };
-        }
-        Self::test_group(entered)
-    }
-
+impl<E: RecvEnd> Tested for Receiver<E> {
     /// `test` of a receive of several buffers that is done; tries the slow path for others.
     #[inline(never)]
-    extern "C" fn test_group(mut entered: Entered<'_, Self>) -> Code {
+    extern "C" fn test_rest(mut entered: Entered<'_, Self>) -> Code {
         let Self { end, asked: Asked { request, done, sizes }, .. } = &mut *entered;
         // SAFETY: NCCL promises room for the answers, and no size exceeds `i32::MAX`.
         unsafe {

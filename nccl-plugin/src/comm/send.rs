@@ -1,53 +1,20 @@
 //! The sending end of a connection, with the calls of NCCL's function table.
 
 use std::ffi::{c_int, c_void};
-use std::mem::ManuallyDrop;
-use std::os::fd::BorrowedFd;
-use std::ptr::NonNull;
 
-use invar::raw::{Biased, Care, Carrier, Entered, Fast, Request, SendBuf, SendEnd, Snapshot, Tend};
+use invar::raw::{Biased, Entered, Fast, SendBuf, SendEnd};
 
-use super::{Asked, MESSAGE_BYTES_MAX, NetEnd, answer, call, call_failed, give, too_long};
+use super::held::{Held, Tested, answer};
+use super::{MESSAGE_BYTES_MAX, NetEnd, call, call_failed, give, too_long};
 use crate::abi::Code;
 use crate::mhandle::lkey;
 use crate::outcome::null;
 
-#[repr(C)]
-pub(super) struct Sender<E> {
-    /// The end; `close` takes it. It comes first, so that its address needs no addition.
-    end: ManuallyDrop<E>,
-    /// The low half of the end's requests.
-    low_half: u32,
-    asked: Asked,
-}
+/// The direction of an end that sends.
+pub(super) enum Sends {}
 
-impl<E> Sender<E> {
-    pub(super) fn new(end: E, low_half: u32) -> Self {
-        Sender { end: ManuallyDrop::new(end), low_half, asked: Asked::default() }
-    }
-}
-
-impl<E: SendEnd> Tend for Sender<E> {
-    fn look(&mut self) -> Care {
-        self.end.look()
-    }
-
-    fn care(&self) -> Care {
-        self.end.care()
-    }
-
-    fn rest(&self) -> Option<BorrowedFd<'_>> {
-        self.end.rest()
-    }
-
-    fn called(&mut self) {
-        self.end.called();
-    }
-
-    fn snapshot(&self, counts: bool) -> Option<Snapshot> {
-        self.end.snapshot(counts)
-    }
-}
+/// A sending end.
+type Sender<E> = Held<E, Sends>;
 
 impl<E: SendEnd> NetEnd for Biased<Sender<E>> {
     unsafe extern "C" fn isend(
@@ -76,52 +43,6 @@ impl<E: SendEnd> NetEnd for Biased<Sender<E>> {
                 Fast::Slow => Sender::isend_grouped(entered, data, size, tag, mhandle, request),
             }
         }
-    }
-
-    unsafe extern "C" fn test(
-        request: *mut c_void,
-        done: *mut c_int,
-        sizes: *mut c_int,
-        end: NonNull<c_void>,
-    ) -> Code {
-        // SAFETY: The caller gives a pointer to an end of this type, which NCCL has entered by this door.
-        let mut entered = unsafe { end.cast::<Self>().as_ref().entered() };
-        let Sender { end, asked, .. } = &mut *entered;
-        // SAFETY: NCCL promises that `done` and `sizes` have room for the answers, or are null.
-        if let Some(code) = unsafe { asked.test_fast(&mut **end, request, done, sizes) } {
-            return code;
-        }
-        Sender::test_again(entered)
-    }
-
-    #[cold]
-    unsafe extern "C" fn test_locked(
-        request: *mut c_void,
-        done: *mut c_int,
-        sizes: *mut c_int,
-        end: NonNull<c_void>,
-    ) -> Code {
-        // SAFETY: The caller gives a pointer to an end of this type.
-        let this: &Self = unsafe { end.cast().as_ref() };
-        this.bias().leave();
-        // SAFETY: NCCL makes one call on an end at a time.
-        let kept = unsafe { this.lock() }.asked.keep(request, done, sizes);
-        if kept == Code::SUCCESS { Sender::test_slow(this) } else { kept }
-    }
-
-    unsafe fn carriers(&self, request: &Request) -> Option<Vec<Carrier>> {
-        // SAFETY: The caller upholds this function's safety contract.
-        unsafe { invar::raw::call(self, |this| this.end.carriers(request)) }
-    }
-
-    unsafe fn close(&self) {
-        // SAFETY: The caller makes no other call.
-        let mut locked = unsafe { self.lock() };
-        locked.end_visits();
-        // SAFETY: Nobody uses the end any more.
-        let end = unsafe { ManuallyDrop::take(&mut locked.end) };
-        drop(locked);
-        Box::new(end).close();
     }
 }
 
@@ -231,15 +152,10 @@ impl<E: SendEnd> Sender<E> {
     ) -> Code {
         Self::isend_slow(this, data, size, tag, mhandle, request)
     }
+}
 
-    /// `test` after the poll of the fast path has booked completions.
-    #[inline(never)]
-    extern "C" fn test_again(mut entered: Entered<'_, Self>) -> Code {
-        let Self { end, asked: Asked { request, done, sizes }, .. } = &mut *entered;
-        if let Fast::Done(sent) = end.take_fast(request) {
-            // SAFETY: NCCL promises that `done` and `sizes` have room for the answers.
-            return unsafe { answer(sent, *done, *sizes) };
-        }
+impl<E: SendEnd> Tested for Sender<E> {
+    extern "C" fn test_rest(entered: Entered<'_, Self>) -> Code {
         Self::test_slow(Entered::leave(entered))
     }
 
