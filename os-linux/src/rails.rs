@@ -14,8 +14,19 @@ use invar_core::nic::{
 
 use keys::{Key, Keys};
 
+/// Joins the names of rails.
+pub const JOINT: &str = "+";
+/// Stands before the names of the standby rails.
+pub const STANDBY: &str = "/";
+
 /// The most work requests that are posted at once.
 const POST_MAX: usize = 16;
+
+/// Returns the name of a NIC of several rails, such as `mlx5_0+mlx5_1/mlx5_2`.
+pub fn joined_name(active: &[&str], standby: &[&str]) -> String {
+    let sets = [active, standby].into_iter().filter(|names| !names.is_empty());
+    sets.map(|names| names.join(JOINT)).collect::<Vec<_>>().join(STANDBY)
+}
 
 /// Up to [`RAILS_MAX`] ports as one NIC. Clones are the same NIC.
 ///
@@ -81,8 +92,8 @@ impl<N: Nic> MemoryKeys for RailsMr<N> {
 
 impl<N: Nic> Rails<N> {
     /// Makes one NIC of `nics`. Those after the first `active` ones are standby: they carry data only while no
-    /// other port works. The name of the NIC is all their names, as in `mlx5_0+mlx5_1/mlx5_2`. The peer's
-    /// ports are matched in the same order.
+    /// other port works. The name of the NIC is their [joined name](joined_name). The peer's ports are matched in
+    /// the same order.
     ///
     /// # Errors
     /// There are no active ports, fewer than `active`, or too many.
@@ -93,8 +104,7 @@ impl<N: Nic> Rails<N> {
         }
         let names: Vec<&str> = nics.iter().map(Nic::name).collect();
         let (first, standby) = names.split_at(active);
-        let sets = [first, standby].into_iter().filter(|names| !names.is_empty());
-        let name = sets.map(|names| names.join("+")).collect::<Vec<_>>().join("/");
+        let name = joined_name(first, standby);
         Ok(Rails(Arc::new(Owner { name, nics, active, keys: Keys::new() })))
     }
 

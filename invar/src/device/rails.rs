@@ -6,7 +6,7 @@ use std::sync::Arc;
 use invar_core::conn::RAILS_MAX;
 use invar_core::device::data_access;
 use invar_core::nic::{Nic, NicError};
-use invar_linux::rails::Rails;
+use invar_linux::rails::{JOINT, Rails, STANDBY, joined_name};
 use invar_linux::soft::{SoftConfig, SoftNic};
 use invar_verbs::{VerbsConfig, VerbsNic};
 
@@ -17,17 +17,12 @@ use crate::error::Kind;
 use crate::raw::{Adapter, NicKind, SharedNic, adapt};
 use crate::{Error, Settings};
 
-/// Joins the names of the rails of a device.
-const JOINT: char = '+';
-/// Stands before the names of the standby rails.
-const STANDBY: char = '/';
-
 /// How to name rails.
 const HOW: &str = "write as in a+b for two rails, and as in a+b/c for a standby rail c";
 
 /// Whether a name is that of a device of several rails.
 pub(super) fn is_of_rails(name: &str) -> bool {
-    name.contains([JOINT, STANDBY])
+    name.contains(JOINT) || name.contains(STANDBY)
 }
 
 /// Puts the devices that `INVAR_RAILS` asks for in place of their rails.
@@ -78,15 +73,7 @@ impl DeviceInfo {
     /// all of them are standby.
     pub fn joined(rails: &[DeviceInfo]) -> Result<DeviceInfo, Error> {
         let (standby, active): (Vec<_>, Vec<_>) = rails.iter().partition(|rail| rail.standby);
-        let names = |rails: &[&DeviceInfo]| {
-            let names: Vec<&str> = rails.iter().map(|rail| rail.name.as_str()).collect();
-            names.join("+")
-        };
-        let mut name = names(&active);
-        if !standby.is_empty() {
-            name.push(STANDBY);
-            name += &names(&standby);
-        }
+        let name = joined_name(&names(&active), &names(&standby));
         let refused = |why: String| Error::from(Kind::Setting(format!("the rails {name}: {why}")));
         for (i, rail) in rails.iter().enumerate() {
             if rails[..i].iter().any(|known| known.name == rail.name) {
@@ -137,6 +124,10 @@ impl DeviceInfo {
             ..first.clone()
         })
     }
+}
+
+fn names<'a>(devices: &[&'a DeviceInfo]) -> Vec<&'a str> {
+    devices.iter().map(|device| device.name.as_str()).collect()
 }
 
 /// Opens a device of rails.
