@@ -52,7 +52,7 @@ struct Doors {
 // SAFETY: Only the owner uses what the pointers lead to.
 unsafe impl Send for Doors {}
 
-/// What the mutex holds.
+/// State that only the holder of the mutex reads and changes.
 struct Slow {
     /// Whether the value has gone.
     is_gone: bool,

@@ -70,7 +70,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What a key shows, in the model.
+/// Memory that a window's key gives access to, as the model has it.
 #[derive(Clone, Copy, Debug)]
 struct Shown {
     window: usize,
