@@ -169,11 +169,8 @@ impl<N: Nic> Verbs<N> {
         let of_peer = if peer.recovers { usize::from(peer.rails) } else { 1 };
         let fitting = QPS_MAX / self.rails.qps.max(1);
         let count = self.nic.rails().min(of_peer).min(fitting).max(1);
-        let all = RailSet::first(count);
-        let standby = peer.standby.unwrap_or_default().and(all);
         self.rails.count = count;
-        // If no other rail is left, all rails carry data.
-        self.rails.standby = if standby == all { RailSet::NONE } else { standby };
+        self.rails.standby = peer.standby.unwrap_or_default().and(RailSet::first(count));
         let is_known = count == 1 || peer.standby.is_some();
         if !is_known && self.own_standby().is_some_and(|rails| !rails.is_empty()) {
             let name = self.nic.name();
