@@ -192,6 +192,7 @@ impl Watch {
     pub fn heard(&mut self, view: EndView, asks: bool) {
         self.answer = Some((view, self.looked_ns));
         self.asked_ns = None;
+        self.next_ask_ns = self.next_ask_ns.min(self.looked_ns + self.ask_every_ns());
         self.owes_answer |= asks;
     }
 
@@ -204,8 +205,9 @@ impl Watch {
             && self.still_ns(now_ns) >= self.settings.after_ns / 2
             && now_ns >= self.next_ask_ns;
         if asks {
-            self.next_ask_ns = now_ns + self.ask_every_ns();
-            self.asked_ns.get_or_insert(now_ns);
+            // A peer that is stopped reads nothing: the questions must not fill its buffers.
+            let asked_ns = *self.asked_ns.get_or_insert(now_ns);
+            self.next_ask_ns = now_ns + self.ask_every_ns().max(now_ns.saturating_sub(asked_ns));
         }
         let owes = core::mem::take(&mut self.owes_answer) || !self.is_introduced;
         self.is_introduced = true;

@@ -110,6 +110,26 @@ fn a_peer_whose_keeper_does_not_look_is_stopped() {
 }
 
 #[test]
+fn a_stopped_peer_is_asked_ever_less_often_and_as_before_once_it_answers() {
+    let mut pair = Pair::new(true);
+    pair.run(LIMIT_NS / 10, Wait::None);
+    pair.looks[1] = false;
+    let mut asked = std::vec::Vec::new();
+    while pair.now_ns < 100 * LIMIT_NS {
+        let next_ask_ns = pair.watches[0].next_ask_ns;
+        pair.run(pair.now_ns + LOOK_NS, SEND);
+        if pair.watches[0].next_ask_ns != next_ask_ns {
+            asked.push(pair.now_ns);
+        }
+    }
+    assert!((5..20).contains(&asked.len()), "{} questions", asked.len());
+    pair.looks[1] = true;
+    pair.run(pair.now_ns + LIMIT_NS / 2, SEND);
+    let next_ask_ns = pair.watches[0].next_ask_ns;
+    assert!(next_ask_ns <= pair.now_ns + LIMIT_NS / 4, "{next_ask_ns} after {}", pair.now_ns);
+}
+
+#[test]
 fn a_peer_of_an_older_version_is_judged_from_one_side() {
     let mut pair = Pair::new(false);
     pair.run(LIMIT_NS + LIMIT_NS / 2, SEND);
