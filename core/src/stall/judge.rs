@@ -119,6 +119,10 @@ fn cause(sender: &EndView, receiver: &EndView) -> Cause {
             Wait::Send { tag, .. } if tag != sender.seen_tag => {
                 Cause::OtherTag { sent: tag, posted: sender.seen_tag }
             }
+            // No request is free, because those that are done were not tested.
+            Wait::Send { .. } if sender.untested > 0 => {
+                Cause::NotTested { end: Role::Sender, requests: sender.untested }
+            }
             _ => Cause::NotSent { tag: sender.seen_tag },
         };
     }

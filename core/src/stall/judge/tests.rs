@@ -83,6 +83,9 @@ fn a_sender_that_does_not_send_is_at_fault_once_it_knows_of_the_receive() {
     assert_eq!(cause_of(sender, receiver), cause, "the announcement is lost");
     let other = waiting(knows, Wait::Send { tag: 8, len: 1 });
     assert_eq!(cause_of(other, receiver), Cause::OtherTag { sent: 8, posted: 7 });
+    let untested = EndView { untested: 3, ..waiting(knows, SEND) };
+    let cause = Cause::NotTested { end: Role::Sender, requests: 3 };
+    assert_eq!(cause_of(untested, receiver), cause, "no request is free");
     let group = EndView { lacking: 2, ..waiting(knows, Wait::Test) };
     assert_eq!(cause_of(group, receiver), Cause::Group { lacking: 2 });
     // Over TCP the sender reads the announcement in a call, or when its keeper looks.

@@ -115,6 +115,12 @@ const CASES: &[Case] = &[
         "no send",
         &["the sender (pid PID0 on ", "has sent nothing"],
     ),
+    case(
+        "a sender never tests",
+        Kind::Ends,
+        "no test of sends",
+        &["the sender (pid PID0 on ", "has not called test"],
+    ),
     case("a wrong tag", Kind::Ends, "other tag", &["sends with tag 0x51", "has tag 0x52"]),
     case(
         "a group without one of its sends",
