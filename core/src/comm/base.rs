@@ -150,30 +150,18 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         self.end = Some(error);
         self.line.end();
         self.ends.notices = self.verbs.nic.notices();
-        self.ends.stall = self.stalls.verdict();
     }
 
     /// The numbers for operators.
     pub(super) fn numbers(&self) -> EndNumbers {
-        let sampler = self.stalls.sampler();
-        EndNumbers {
-            bytes: self.bytes,
-            recoveries: self.recovery.attempt().into(),
-            stalls: self.stalls.stalls(),
-            receive_wait_ns: sampler.receive_wait_ns(),
-            latency: sampler.latency(),
-        }
+        self.stalls.numbers(self.bytes, self.recovery.attempt().into())
     }
 
     /// Looks whether the connection stands still. Asks the peer for its view, answers the peer, and warns.
     pub(super) fn look_for_stall(&mut self, counts: Counts, now_ns: u64) {
         let Self { stalls, line, ends, .. } = self;
-        stalls.look(counts, now_ns);
-        // What was sent before now has had time to arrive.
-        if let Some(verdict) = stalls.warning(now_ns, || line.host_answers()) {
-            verdict.tell(ends);
-        }
-        if let Some((view, asks)) = stalls.to_send(now_ns) {
+        let view = stalls.attend(counts, now_ns, || line.host_answers(), ends);
+        if let Some((view, asks)) = view {
             line.send(&Control::View { view, asks });
         }
     }

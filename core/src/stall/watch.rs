@@ -4,7 +4,7 @@ use super::judge::{Contact, judge};
 use super::verdict::Verdict;
 use super::view::{EndView, Process, Role, Wait};
 use crate::error::Ends;
-use crate::metrics::Sampler;
+use crate::metrics::{EndNumbers, Sampler};
 
 const MS: u64 = 1_000_000;
 /// A program that waits repeats its call at least this often.
@@ -107,6 +107,13 @@ impl Watch {
     /// Measures messages of a sender.
     pub fn sampler(&self) -> &Sampler {
         &self.sampler
+    }
+
+    /// The numbers of an end that has moved `bytes` bytes and has been recovered `recoveries` times.
+    pub fn numbers(&self, bytes: u64, recoveries: u64) -> EndNumbers {
+        let (stalls, sampler) = (self.stalls, &self.sampler);
+        let (receive_wait_ns, latency) = (sampler.receive_wait_ns(), sampler.latency());
+        EndNumbers { bytes, recoveries, stalls, receive_wait_ns, latency }
     }
 
     /// Gives the sampler a call of the program, before [`Watch::called`]. `begun` rows have begun, and
@@ -283,16 +290,22 @@ impl Watch {
         is_for_user.then_some(verdict)
     }
 
-    /// Looks at an end that exchanges no views with its peer, warns, and keeps the verdict in `ends`.
-    pub fn look_alone(&mut self, counts: Counts, now_ns: u64, ends: &mut Ends) {
+    /// Takes the counts of a look, warns if it is time, and keeps the verdict in `ends`. Returns what
+    /// [`Watch::to_send`] returns. `host_answers` is as for [`Watch::warning`].
+    pub fn attend(
+        &mut self,
+        counts: Counts,
+        now_ns: u64,
+        host_answers: impl FnOnce() -> Option<bool>,
+        ends: &mut Ends,
+    ) -> Option<(EndView, bool)> {
         self.look(counts, now_ns);
-        if let Some(verdict) = self.warning(now_ns, || None) {
-            ends.stall = Some(verdict);
+        // What was sent before now has had time to arrive.
+        if let Some(verdict) = self.warning(now_ns, host_answers) {
             verdict.tell(ends);
         }
-        if self.verdict.is_none() {
-            ends.stall = None;
-        }
+        ends.stall = self.verdict;
+        self.to_send(now_ns)
     }
 
     /// Whether the flight recorder keeps what the end does.

@@ -167,7 +167,7 @@ impl SendComm {
 
     /// Looks whether the connection stands still, and warns. Each end sees only itself.
     pub fn look_for_stall(&mut self, now_ns: u64) {
-        self.watch.look_alone(self.sender.counts(), now_ns, &mut self.ends);
+        self.watch.attend(self.sender.counts(), now_ns, || None, &mut self.ends);
     }
 
     /// Whether the host is to note the program's next call with [`SendComm::called`].
