@@ -142,7 +142,8 @@ unsafe fn sender(
     attr.grh.dgid = ibv_gid { raw: from.0 };
     (attr.grh.hop_limit, attr.grh.traffic_class) = (hop_limit, traffic_class);
     (attr.is_global, attr.port_num) = (1, port_num);
-    (attr.dlid, attr.sl, attr.src_path_bits) = (wc.slid, wc.sl, wc.dlid_path_bits);
+    // `wc.sl` says what headers the packet had.
+    (attr.dlid, attr.src_path_bits) = (wc.slid, wc.dlid_path_bits);
     Ok(attr)
 }
 

@@ -14,6 +14,7 @@
 //!   turn.rs          state between calls           reader.rs    completions read by functions
 //!   window.rs        memory windows
 //!   port_watch.rs    events of ports               signals.rs   threads without the program's handlers
+//!   files.rs         files of devices, for UCX
 //!   refused.rs       what is not supported         provider.rs  what drivers of rdma-core import
 //! invar_linux::soft  SoftNic, one for each device and process
 //! ```
@@ -35,6 +36,7 @@ mod completion;
 mod device;
 mod errno;
 mod events;
+mod files;
 mod memory;
 mod names;
 mod object;

@@ -220,6 +220,70 @@ fn tests_of_perftest_end_well_between_two_processes() {
 }
 
 #[test]
+fn ucx_moves_data_over_reliable_connections_and_over_datagrams() {
+    if !is_installed("ucx_perftest", "ucx-utils") {
+        return;
+    }
+    let (ok, text) = Run::start(command("ucx_info", &["-d"])).outcome();
+    assert!(ok && text.contains("rc_verbs") && text.contains("ud_verbs"), "{text}");
+    let cases: [(&str, &[&str]); 9] = [
+        ("rc_verbs,ud_verbs", &["-t", "tag_lat"]),
+        ("rc_verbs,ud_verbs", &["-t", "tag_lat", "-E", "sleep"]),
+        ("rc_verbs,ud_verbs", &["-t", "tag_bw", "-s", "300000", "-n", "50"]),
+        ("rc_verbs,ud_verbs", &["-t", "ucp_put_lat"]),
+        ("rc_verbs,ud_verbs", &["-t", "ucp_get", "-s", "300000", "-n", "50"]),
+        ("rc_verbs,ud_verbs", &["-t", "ucp_fadd"]),
+        ("ud_verbs", &["-t", "tag_lat"]),
+        ("ud_verbs", &["-t", "tag_lat", "-E", "sleep"]),
+        ("ud_verbs", &["-t", "tag_bw", "-s", "20000"]),
+    ];
+    let device = format!("{}:1", loopback());
+    for (transports, arguments) in cases {
+        let port = unused::address().port().to_string();
+        let start = |arguments: &[&str]| {
+            let mut end = command("ucx_perftest", &[&["-p", &port], arguments].concat());
+            end.envs([("UCX_TLS", transports), ("UCX_NET_DEVICES", &device)]);
+            Run::start(end)
+        };
+        let mut server = start(&[]);
+        let hex = format!("{:04X}", port.parse::<u16>().unwrap());
+        watch("the server to listen", || server.0.try_wait().unwrap().is_some() || listens(&hex));
+        let client = start(&[&["127.0.0.1", "-n", "500", "-s", "8"], arguments].concat());
+        let [(client_ok, client), (server_ok, server)] = [client.outcome(), server.outcome()];
+        let both = format!("{transports} {arguments:?}\nclient: {client}\nserver: {server}");
+        assert!(client_ok && server_ok && client.contains("Final:"), "{both}");
+    }
+}
+
+#[test]
+fn open_mpi_sums_and_sends_over_ucx() {
+    if !is_installed("mpicc.openmpi", "libopenmpi-dev")
+        || !is_installed("mpirun.openmpi", "openmpi-bin")
+    {
+        return;
+    }
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("mpi-{}", std::process::id()));
+    fs::create_dir_all(&folder).unwrap();
+    let program = folder.join("program");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/mpi.c");
+    let mut mpicc = Command::new("mpicc.openmpi");
+    let built = mpicc.args(["-Wall", "-Werror", "-o"]).arg(&program).arg(source).output().unwrap();
+    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    for transports in ["rc_verbs,ud_verbs,self", "ud_verbs,self"] {
+        let mut mpirun = command(
+            "mpirun.openmpi",
+            // Only UCX may move data.
+            &["--allow-run-as-root", "--oversubscribe", "-n", "4", "--mca", "pml", "ucx"],
+        );
+        let device = format!("{}:1", loopback());
+        mpirun.arg(&program).envs([("UCX_TLS", transports), ("UCX_NET_DEVICES", &device)]);
+        let (ok, text) = Run::start(mpirun).outcome();
+        assert!(ok && text.contains("all right on 4 ranks"), "{transports}: {text}");
+    }
+    fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
 fn a_program_learns_that_its_port_goes_down_and_comes_back() {
     let Some(hosts) = Hosts::or_skip(1500) else { return };
     if !is_installed("ibv_asyncwatch", "ibverbs-utils") {
@@ -261,13 +325,14 @@ fn programs_that_need_more_than_the_device_has_end_with_an_error() {
     }
 }
 
-#[test]
-fn a_c_program_gets_what_the_verbs_promise() {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{}", std::process::id()));
+/// Runs a C program of this folder, which checks what it is promised.
+fn run_c(source: &str) {
+    let folder = format!("{source}-{}", std::process::id());
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(folder);
     fs::create_dir_all(&folder).unwrap();
-    let (source, program) = (folder.join("header.c"), folder.join("verbs"));
+    let (header, program) = (folder.join("header.c"), folder.join("program"));
     fs::write(
-        &source,
+        &header,
         "#include <infiniband/verbs.h>\nint main(void) { return ibv_fork_init(); }\n",
     )
     .unwrap();
@@ -275,13 +340,24 @@ fn a_c_program_gets_what_the_verbs_promise() {
         let mut cc = Command::new("cc");
         cc.args(["-Wall", "-Werror", "-o"]).arg(&program).arg(source).arg("-libverbs").output()
     };
-    if !build(&source).is_ok_and(|output| output.status.success()) {
+    if !build(&header).is_ok_and(|output| output.status.success()) {
         eprintln!("skipped: needs a C compiler (cc) and Debian's libibverbs-dev");
         return;
     }
-    let built = build(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/verbs.c")).unwrap();
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(source);
+    let built = build(&source).unwrap();
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
     let (ok, text) = Run::start(command(&program, &[])).outcome();
     assert!(ok && text.contains("all as promised"), "{text}");
     fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn a_c_program_gets_what_the_verbs_promise() {
+    run_c("verbs.c");
+}
+
+#[test]
+fn a_c_program_finds_the_files_and_events_that_ucx_relies_on() {
+    run_c("ucx.c");
 }

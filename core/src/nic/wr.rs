@@ -289,7 +289,7 @@ pub struct Wc {
     pub pkey_index: u16,
     /// The peer's LID.
     pub slid: u16,
-    /// Service level.
+    /// Service level. For a datagram over RoCE: the packet's headers, as mlx5 encodes them.
     pub sl: u8,
     /// Low bits of the destination LID.
     pub dlid_path_bits: u8,

@@ -260,11 +260,11 @@ impl Device {
         }
     }
 
-    /// Lets the next completion of a queue raise an event, or what else is awaited (`ibv_req_notify_cq`).
-    pub fn arm_cq(&mut self, cq: u32, awaited: Awaited) {
-        if let Some(cq) = self.cqs.get_mut(cq) {
+    /// Lets the next completion that nobody has taken raise an event (`ibv_req_notify_cq`).
+    pub fn arm_cq(&mut self, number: u32, awaited: Awaited) {
+        if let Some(cq) = self.cqs.get_mut(number) {
             self.armed += usize::from(!cq.is_armed());
-            cq.arm(awaited);
+            self.events.extend(cq.arm(awaited).then_some(number));
         }
     }
 

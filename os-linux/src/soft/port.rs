@@ -188,7 +188,7 @@ impl Port {
 
     /// Tells the application of events of completion queues, and of asynchronous events.
     #[inline]
-    fn raise(&self, moving: &mut Moving) {
+    pub(super) fn raise(&self, moving: &mut Moving) {
         if !moving.device.has_events() {
             return;
         }

@@ -73,6 +73,7 @@ fn datagrams_find_the_receiver_of_their_request_and_show_their_ip_header() {
                 let wc = to.poll()[0];
                 assert_eq!((wc.status, wc.src_qp), (WcStatus::SUCCESS, from.qpn));
                 assert_eq!((wc.byte_len, wc.flags), (40 + LEN as u32, WcFlags::GRH));
+                assert_eq!(wc.sl, if ip.contains(':') { 9 } else { 10 }, "UDP over which IP");
                 let mut bytes = [0; 40 + LEN];
                 to.memory.read_at(0, &mut bytes).unwrap();
                 assert!(bytes[40..].iter().all(|byte| *byte == 7));

@@ -9,6 +9,8 @@ pub(super) struct CompletionQueue {
     ring: VecDeque<Wc>,
     depth: usize,
     overrun: bool,
+    /// Number of completions in the queue up to the last one that is solicited or an error.
+    solicited: usize,
     armed: Armed,
 }
 
@@ -41,6 +43,7 @@ impl CompletionQueue {
             ring: VecDeque::with_capacity(depth),
             depth,
             overrun: false,
+            solicited: 0,
             armed: Armed::None,
         }
     }
@@ -54,9 +57,13 @@ impl CompletionQueue {
         if !self.overrun {
             self.ring.push_back(wc);
         }
+        let solicited = solicited || wc.status != WcStatus::SUCCESS || self.overrun;
+        if solicited {
+            self.solicited = self.ring.len();
+        }
         let raises = match self.armed {
             Armed::None => false,
-            Armed::Solicited => solicited || wc.status != WcStatus::SUCCESS || self.overrun,
+            Armed::Solicited => solicited,
             Armed::Any | Armed::AnyOrWrite => true,
         };
         if raises {
@@ -66,13 +73,23 @@ impl CompletionQueue {
     }
 
     /// Lets the next completion raise an event, or what else is awaited. A queue that waits for more keeps
-    /// doing so.
-    pub(super) fn arm(&mut self, awaited: Awaited) {
+    /// doing so. Returns whether a completion that nobody has taken yet raises the event at once: NICs in
+    /// hardware do so, and UCX sleeps without a last look at the queue.
+    pub(super) fn arm(&mut self, awaited: Awaited) -> bool {
         self.armed = self.armed.max(match awaited {
             Awaited::Solicited => Armed::Solicited,
             Awaited::Completion => Armed::Any,
             Awaited::CompletionOrWrite => Armed::AnyOrWrite,
         });
+        let raises = match self.armed {
+            Armed::None => false,
+            Armed::Solicited => self.solicited > 0,
+            Armed::Any | Armed::AnyOrWrite => !self.ring.is_empty(),
+        };
+        if raises {
+            self.armed = Armed::None;
+        }
+        raises
     }
 
     /// Notes that a peer has written to memory. Returns whether this raises an event.
@@ -112,6 +129,7 @@ impl CompletionQueue {
         for (wc, taken) in wcs.iter_mut().zip(self.ring.drain(..n)) {
             *wc = taken;
         }
+        self.solicited = self.solicited.saturating_sub(n);
         if n == 0 && self.overrun && !wcs.is_empty() {
             return Err(PollError { errno: libc::EOVERFLOW as u16 });
         }
@@ -143,23 +161,49 @@ mod tests {
         assert!(!cq.overrun());
     }
 
+    fn drain(cq: &mut CompletionQueue) {
+        let mut wcs = [Wc::default(); 8];
+        while cq.poll(&mut wcs).unwrap() > 0 {}
+    }
+
     #[test]
     fn an_armed_queue_raises_one_event_for_the_next_completion_that_it_waits_for() {
         let error = Wc { status: WcStatus::RETRY_EXC_ERR, ..wc(9) };
         let mut cq = CompletionQueue::new(100);
         assert!(!cq.push(wc(1), true), "not armed");
-        cq.arm(Awaited::Completion);
+        drain(&mut cq);
+        assert!(!cq.arm(Awaited::Completion));
         assert!(cq.push(wc(2), false));
         assert!(!cq.push(wc(3), true), "raised one already");
-        cq.arm(Awaited::Solicited);
+        drain(&mut cq);
+        assert!(!cq.arm(Awaited::Solicited));
         assert!(!cq.push(wc(4), false));
         assert!(cq.push(wc(5), true));
-        cq.arm(Awaited::Solicited);
+        drain(&mut cq);
+        assert!(!cq.arm(Awaited::Solicited));
         assert!(cq.push(error, false));
-        cq.arm(Awaited::Solicited);
-        cq.arm(Awaited::Completion);
-        cq.arm(Awaited::Solicited);
+        drain(&mut cq);
+        assert!(!cq.arm(Awaited::Solicited));
+        assert!(!cq.arm(Awaited::Completion));
+        assert!(!cq.arm(Awaited::Solicited));
         assert!(cq.push(wc(6), false), "waits for any");
+    }
+
+    #[test]
+    fn a_completion_that_nobody_has_taken_raises_an_event_when_the_queue_is_armed() {
+        let mut cq = CompletionQueue::new(100);
+        cq.push(wc(1), false);
+        assert!(!cq.arm(Awaited::Solicited));
+        assert!(cq.arm(Awaited::Completion));
+        assert!(!cq.is_armed() && !cq.push(wc(2), false), "raised one already");
+        for (wr_id, solicited) in [(3, true), (4, false)] {
+            cq.push(wc(wr_id), solicited);
+        }
+        assert_eq!(cq.poll(&mut [Wc::default(); 2]), Ok(2));
+        assert!(cq.arm(Awaited::Solicited), "the solicited one is there");
+        assert_eq!(cq.poll(&mut [Wc::default()]), Ok(1));
+        assert!(!cq.arm(Awaited::Solicited), "it was taken");
+        assert!(cq.arm(Awaited::CompletionOrWrite));
     }
 
     #[test]
@@ -172,7 +216,8 @@ mod tests {
         cq.arm(Awaited::Solicited);
         assert!(cq.written());
         assert!(!cq.push(wc(1), true), "raised one already");
-        cq.arm(Awaited::CompletionOrWrite);
+        drain(&mut cq);
+        assert!(!cq.arm(Awaited::CompletionOrWrite));
         assert!(cq.push(wc(2), false));
     }
 

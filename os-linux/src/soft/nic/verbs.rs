@@ -90,8 +90,9 @@ impl SoftNic {
         self.port().lock().device.resize_cq(cq.number, depth)
     }
 
-    /// Lets the next completion raise an event, or the next solicited one or error. The NIC's thread
-    /// drives the NIC until then, because the application may sleep.
+    /// Lets the next completion raise an event, or the next solicited one or error. One that nobody has
+    /// taken yet raises it at once. The NIC's thread drives the NIC until then, because the application may
+    /// sleep.
     pub fn arm_cq(&self, cq: &Cq, solicited_only: bool) {
         self.await_event(cq, if solicited_only { Awaited::Solicited } else { Awaited::Completion });
     }
@@ -100,9 +101,14 @@ impl SoftNic {
     pub(super) fn await_event(&self, cq: &Cq, awaited: Awaited) {
         let mut moving = self.port().lock();
         moving.device.arm_cq(cq.number, awaited);
-        let was_awaited = self.port().awaited.swap(true, Ordering::Relaxed);
+        self.port().raise(&mut moving);
+        let is_awaited = moving.device.is_awaited();
+        let was_awaited = self.port().awaited.swap(is_awaited, Ordering::Relaxed);
         drop(moving);
-        if !was_awaited && let Some(thread) = &self.0.thread {
+        if is_awaited
+            && !was_awaited
+            && let Some(thread) = &self.0.thread
+        {
             thread.thread().unpark();
         }
     }

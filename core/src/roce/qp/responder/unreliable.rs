@@ -11,6 +11,11 @@ use crate::roce::{Foreign, Packet, Position};
 /// IP header.
 pub const GRH_BYTES: usize = 40;
 
+/// What a datagram's completion has in place of a service level, as mlx5 and UCX have it: a bit for UDP, and
+/// one for the version of IP.
+const IPV6_UDP: u8 = 0b1001;
+const IPV4_UDP: u8 = 0b1010;
+
 impl<const RQ: usize> Responder<RQ> {
     /// Handles a request of an unreliable connection. A message that misses a packet is dropped as a
     /// whole, and the receive that it began to fill takes the next message.
@@ -105,6 +110,7 @@ impl<const RQ: usize> Responder<RQ> {
             flags: WcFlags::GRH | with_imm,
             imm_data: headers.imm.map_or(0, |imm| u32::from_ne_bytes(imm.0)),
             src_qp: deth.src_qp,
+            sl: if grh[0] >> 4 == 6 { IPV6_UDP } else { IPV4_UDP },
             ..path.completion(recv.wr_id, WcStatus::SUCCESS)
         };
         env.complete(Queue::Recv, wc, headers.bth.solicited);
