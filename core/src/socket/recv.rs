@@ -148,6 +148,9 @@ pub struct Receiver {
     frame_seq: u32,
     lanes: u16,
     next_lane: u16,
+    /// Number of buffers that were posted, and number of those that are filled.
+    posted: u64,
+    filled: u64,
     end: Option<Error>,
 }
 
@@ -169,6 +172,8 @@ impl Receiver {
             frame_seq: 0,
             lanes,
             next_lane: 0,
+            posted: 0,
+            filled: 0,
             end: None,
         }
     }
@@ -200,6 +205,7 @@ impl Receiver {
             *to = buf.len;
         }
         self.reqs.advance();
+        self.posted += bufs.len() as u64;
         for (member, buf) in (0..).zip(bufs) {
             self.tell(*buf);
             self.meet(request.row() as u8, member, *buf)?;
@@ -369,9 +375,14 @@ impl Receiver {
 
     /// How far the receives are, for [`stall`](crate::stall).
     pub fn counts(&self) -> Counts {
-        let begun = u64::from(self.reqs.next().raw());
-        let done = begun.saturating_sub(self.reqs.pending().into());
-        Counts { begun, done, seen: begun, untested: self.reqs.done(), ..Counts::default() }
+        Counts {
+            begun: self.posted,
+            done: self.filled,
+            seen: self.posted - self.buffers.len() as u64,
+            seen_tag: self.buffers.oldest_tag().unwrap_or(0),
+            untested: self.reqs.done(),
+            ..Counts::default()
+        }
     }
 
     /// Error that ended the connection.
@@ -471,6 +482,7 @@ impl Receiver {
     fn arrived(&mut self, to: Target) {
         match to {
             Target::Buffer { index, .. } => {
+                self.filled += 1;
                 self.reqs.at(index.into()).book();
             }
             Target::Parked(place) => self.parked.arrived(place),

@@ -36,8 +36,8 @@ pub struct Sender {
     next_lane: u16,
     /// Number of messages accepted (`queued`), and number of messages whose main part is written
     /// (`written`).
-    queued: u32,
-    written: u32,
+    queued: u64,
+    written: u64,
     /// Number of bytes written of the next message, its frame included.
     partial: u64,
     /// A frame of the peer that has partly arrived, and in `frame_seq` the sequence number that it
@@ -129,7 +129,7 @@ impl Sender {
         entry.arm(request.raw(), 1 + chunks.left());
         self.reqs.advance();
         self.next_lane = chunks.lane_after();
-        self.queued = self.queued.wrapping_add(1);
+        self.queued += 1;
         if room.is_some() {
             self.buffers.take(tag);
         } else {
@@ -180,11 +180,8 @@ impl Sender {
     /// Iterates over the bytes to write to main, in this order.
     pub fn outgoing(&mut self) -> impl Iterator<Item = Outgoing> {
         let (lanes, mut partial) = (self.lanes, self.partial);
-        let count = if self.end.is_none() { self.queued.wrapping_sub(self.written) } else { 0 };
-        let numbers = (0..count).map({
-            let first = self.written;
-            move |i| first.wrapping_add(i)
-        });
+        let end = if self.end.is_none() { self.queued } else { self.written };
+        let numbers = (self.written..end).map(|number| number as u32);
         let kind = if self.truncates { FrameKind::MessageToFit } else { FrameKind::Message };
         let reqs = &mut self.reqs;
         numbers.map(move |seq| {
@@ -204,7 +201,7 @@ impl Sender {
     /// Returns the bytes to write to main, if they belong to exactly one message.
     #[inline]
     pub fn only_outgoing(&mut self) -> Option<Outgoing> {
-        let is_one = self.queued.wrapping_sub(self.written) == 1;
+        let is_one = self.queued - self.written == 1;
         if is_one { self.outgoing().next() } else { None }
     }
 
@@ -212,14 +209,14 @@ impl Sender {
     pub fn wrote(&mut self, bytes: usize) {
         self.partial += bytes as u64;
         while self.queued != self.written {
-            let entry = self.reqs.at(self.written);
+            let entry = self.reqs.at(self.written as u32);
             let whole = FRAME_BYTES as u64 + u64::from(on_main(entry.value.len, self.lanes));
             if self.partial < whole {
                 break;
             }
             self.partial -= whole;
             entry.book();
-            self.written = self.written.wrapping_add(1);
+            self.written += 1;
         }
     }
 
@@ -278,9 +275,17 @@ impl Sender {
 
     /// How far the sends are, for [`stall`](crate::stall).
     pub fn counts(&self) -> Counts {
-        let begun = u64::from(self.reqs.next().raw());
+        let begun = self.queued;
         let done = begun.saturating_sub(self.reqs.pending().into());
-        Counts { begun, done, seen: begun, untested: self.reqs.done(), ..Counts::default() }
+        Counts {
+            begun,
+            done,
+            seen: begun + self.buffers.len() as u64,
+            seen_tag: self.buffers.oldest_tag().unwrap_or(0),
+            ahead_tag: self.ahead.oldest_tag(),
+            untested: self.reqs.done(),
+            ..Counts::default()
+        }
     }
 
     /// Error that ended the connection.

@@ -29,6 +29,17 @@ impl<T: Copy, const N: usize> TagQueue<T, N> {
         self.waiting == 0
     }
 
+    /// Number of values that wait.
+    pub(super) fn len(&self) -> usize {
+        self.waiting
+    }
+
+    /// Tag of the oldest value that waits.
+    pub(super) fn oldest_tag(&self) -> Option<u32> {
+        // Taken values leave the front at once.
+        self.entries.front().map(|entry| entry.tag)
+    }
+
     /// Number of further values that fit.
     pub(super) fn room(&self) -> usize {
         N - self.entries.len()
@@ -101,6 +112,8 @@ mod tests {
                     list.drain(..gone);
                 }
                 prop_assert_eq!(queue.room(), 16 - list.len());
+                prop_assert_eq!(queue.oldest_tag(), list.first().map(|(tag, ..)| *tag));
+                prop_assert_eq!(queue.len(), list.iter().filter(|(_, _, waits)| *waits).count());
                 prop_assert_eq!(queue.is_empty(), !list.iter().any(|(_, _, waits)| *waits));
             }
         }

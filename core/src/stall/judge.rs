@@ -79,26 +79,15 @@ fn is_absent(view: &EndView, still_ms: u32) -> bool {
 }
 
 fn cause(sender: &EndView, receiver: &EndView) -> Cause {
-    let still_ms = sender.still_ms.max(receiver.still_ms);
+    if sender.moves_in_calls {
+        return cause_over_tcp(sender, receiver);
+    }
     if sender.is_recovering || receiver.is_recovering {
         return Cause::Recovery;
     }
     // The sender's first unfinished message.
     if sender.begun > receiver.done {
         // A message that is sent and has not arrived.
-        if sender.moves_in_calls && sender.done <= receiver.done && is_absent(sender, still_ms) {
-            return Cause::NoCalls { end: Role::Sender };
-        }
-        if receiver.begun <= receiver.done {
-            // Sent ahead of its receive.
-            return match receiver.untested {
-                0 => Cause::NoReceive,
-                requests => Cause::NotTested { end: Role::Receiver, requests },
-            };
-        }
-        if receiver.moves_in_calls && is_absent(receiver, still_ms) {
-            return Cause::NoCalls { end: Role::Receiver };
-        }
         let count = sender.begun - receiver.done;
         return Cause::Network { to: Role::Receiver, count };
     }
@@ -109,9 +98,6 @@ fn cause(sender: &EndView, receiver: &EndView) -> Cause {
     if receiver.begun > sender.begun {
         // A receive waits for its send.
         if sender.seen <= sender.begun {
-            if sender.moves_in_calls && is_absent(sender, still_ms) {
-                return Cause::NotSent { tag: sender.seen_tag };
-            }
             return Cause::Network { to: Role::Sender, count: receiver.begun - sender.begun };
         }
         return match sender.wait {
@@ -126,12 +112,53 @@ fn cause(sender: &EndView, receiver: &EndView) -> Cause {
             _ => Cause::NotSent { tag: sender.seen_tag },
         };
     }
-    // All receives are filled.
+    all_filled(sender, receiver)
+}
+
+/// The cause over TCP. Both ends count messages and buffers, which meet by their tags. A message may leave
+/// before its buffer is posted, and data moves only during calls.
+fn cause_over_tcp(sender: &EndView, receiver: &EndView) -> Cause {
+    let still_ms = sender.still_ms.max(receiver.still_ms);
+    let (sent, posted) = (sender.begun > receiver.done, receiver.begun > receiver.done);
+    let has_unmet = receiver.begun > receiver.seen;
+    let tag = receiver.seen_tag;
+    match (sent, posted) {
+        // The sender waits until the receiver posts a buffer.
+        (true, false) => no_receive(receiver),
+        (true, true) if is_absent(receiver, still_ms) => Cause::NoCalls { end: Role::Receiver },
+        (true, true) if sender.begun > sender.done && is_absent(sender, still_ms) => {
+            Cause::NoCalls { end: Role::Sender }
+        }
+        (true, true) => match sender.ahead_tag {
+            Some(sent) if has_unmet && sent != tag => Cause::OtherTag { sent, posted: tag },
+            _ => Cause::TcpNetwork { count: sender.begun - receiver.done },
+        },
+        (false, true) => match sender.wait {
+            Wait::Send { tag: sent, .. } if sent != tag => Cause::OtherTag { sent, posted: tag },
+            // No request is free, because those that are done were not tested.
+            Wait::Send { .. } if sender.untested > 0 => {
+                Cause::NotTested { end: Role::Sender, requests: sender.untested }
+            }
+            // A receiver announces its buffers in calls.
+            Wait::Send { .. } => Cause::NoCalls { end: Role::Receiver },
+            _ => Cause::NotSent { tag },
+        },
+        (false, false) => all_filled(sender, receiver),
+    }
+}
+
+/// The receiver's program has posted no receive, perhaps because it does not see that earlier ones are done.
+fn no_receive(receiver: &EndView) -> Cause {
+    match receiver.untested {
+        0 => Cause::NoReceive,
+        requests => Cause::NotTested { end: Role::Receiver, requests },
+    }
+}
+
+/// The cause if all posted receives are filled.
+fn all_filled(sender: &EndView, receiver: &EndView) -> Cause {
     if let Wait::Send { .. } = sender.wait {
-        return match receiver.untested {
-            0 => Cause::NoReceive,
-            requests => Cause::NotTested { end: Role::Receiver, requests },
-        };
+        return no_receive(receiver);
     }
     let end = if receiver.untested > 0 { Role::Receiver } else { Role::Sender };
     let requests = if receiver.untested > 0 { receiver.untested } else { sender.untested };

@@ -62,6 +62,11 @@ pub enum Cause {
         /// Number of messages or announcements on the way.
         count: u64,
     },
+    /// Messages over TCP do not arrive, although short frames do.
+    TcpNetwork {
+        /// Number of messages on the way.
+        count: u64,
+    },
     /// New queue pairs are being made.
     Recovery,
     /// The process of an end does not answer, but its host does.
@@ -188,6 +193,13 @@ impl fmt::Display for Verdict {
                      doctor --peer",
                 )?;
             }
+            Cause::TcpNetwork { count } => write!(
+                f,
+                "the network from {sender} to {receiver} carries no messages for {still}: {count} on \
+                 the way, both ends are ready, and short packets of the same connection arrive; look \
+                 at the path MTU (ping -M do -s), firewalls, losses (ss -ti), and try invar doctor \
+                 --peer"
+            )?,
             Cause::Recovery => write!(
                 f,
                 "{sender} and {receiver} make new queue pairs for {still}, because the network or a \
@@ -236,7 +248,7 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// The peer is an older version, speaks NCCL's wire, or is at the other end of a TCP connection.
+/// The peer is an older version, or speaks NCCL's wire.
 const ONE_SIDED: &str = " (seen from one end, since the peer says nothing of itself)";
 
 impl Verdict {

@@ -63,10 +63,14 @@ pub struct EndView {
     pub begun: u64,
     /// Number of these that are acknowledged, or that have arrived.
     pub done: u64,
-    /// For a sender: number of posted receives that it knows of.
+    /// For a sender: number of posted receives that it knows of. For a receiver over TCP: number of buffers
+    /// that messages have met.
     pub seen: u64,
-    /// Tag of the next receive that the sender knows of.
+    /// For a sender: tag of the next receive that it knows of. For a receiver over TCP: tag of its oldest
+    /// buffer that no message has met.
     pub seen_tag: u32,
+    /// For a sender over TCP: tag of its oldest message that has met no buffer that the sender knows of.
+    pub ahead_tag: Option<u32>,
     /// For a sender: number of sends that the group at its head still lacks.
     pub lacking: u32,
     /// Number of requests that are done and were not tested.
@@ -87,8 +91,9 @@ pub struct EndView {
 ///      | begun | done | seen | still  | call  | un-    | seen   | lack- |
 ///      |       |      |      | ms     | ms    | tested | tag    | ing   |
 ///      +-------+------+------+--------+-------+--------+--------+-------+
-///      44         48         52      56    60     64     96
-///      | wait tag | wait len | flags | pid | zero | host |
+///      44         48         52      56    60      64     96
+///      | wait tag | wait len | flags | pid | ahead | host |
+///      |          |          |       |     | tag   |      |
 /// ```
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
@@ -105,7 +110,7 @@ pub struct ViewBytes {
     wait_len: U32,
     flags: U32,
     pid: U32,
-    zero: [u8; 4],
+    ahead_tag: U32,
     host: [u8; HOST_BYTES],
 }
 
@@ -114,6 +119,7 @@ assert_eq_size!(ViewBytes, [u8; 96]);
 const IS_WAITING: u32 = 1;
 const MOVES_IN_CALLS: u32 = 1 << 1;
 const IS_RECOVERING: u32 = 1 << 2;
+const IS_AHEAD: u32 = 1 << 3;
 /// The lowest bit of the kind of wait, which has four bits.
 const WAIT_SHIFT: u32 = 8;
 
@@ -130,6 +136,7 @@ impl EndView {
         let flags = flag(self.is_waiting, IS_WAITING)
             | flag(self.moves_in_calls, MOVES_IN_CALLS)
             | flag(self.is_recovering, IS_RECOVERING)
+            | flag(self.ahead_tag.is_some(), IS_AHEAD)
             | wait << WAIT_SHIFT;
         ViewBytes {
             begun: self.begun.into(),
@@ -144,7 +151,7 @@ impl EndView {
             wait_len: wait_len.into(),
             flags: flags.into(),
             pid: self.process.pid.into(),
-            zero: [0; 4],
+            ahead_tag: self.ahead_tag.unwrap_or(0).into(),
             host: self.process.host,
         }
     }
@@ -168,6 +175,7 @@ impl EndView {
             done: b.done.get(),
             seen: b.seen.get(),
             seen_tag: b.seen_tag.get(),
+            ahead_tag: (flags & IS_AHEAD != 0).then(|| b.ahead_tag.get()),
             lacking: b.lacking.get(),
             untested: b.untested.get(),
             still_ms: b.still_ms.get(),

@@ -35,6 +35,8 @@ pub struct Counts {
     pub seen: u64,
     /// As in [`EndView::seen_tag`].
     pub seen_tag: u32,
+    /// As in [`EndView::ahead_tag`].
+    pub ahead_tag: Option<u32>,
     /// As in [`EndView::lacking`].
     pub lacking: u32,
     /// As in [`EndView::untested`].
@@ -223,7 +225,8 @@ impl Watch {
 
     /// This end's view.
     pub fn view(&self, now_ns: u64) -> EndView {
-        let Counts { begun, done, seen, seen_tag, lacking, untested, is_recovering } = self.counts;
+        let Counts { begun, done, seen, seen_tag, ahead_tag, lacking, untested, is_recovering } =
+            self.counts;
         let is_recent = now_ns.saturating_sub(self.wait_ns) <= WAITS_WITHIN_NS;
         EndView {
             process: self.settings.process,
@@ -234,6 +237,7 @@ impl Watch {
             done,
             seen,
             seen_tag,
+            ahead_tag,
             lacking,
             untested,
             still_ms: to_ms(self.still_ns(now_ns)),

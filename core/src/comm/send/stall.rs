@@ -32,7 +32,7 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
             false => (self.rows_acknowledged(), self.base.reqs.done()),
         };
         let is_recovering = self.base.gate == Gate::Recovering;
-        Counts { begun, done, seen, seen_tag, lacking, untested, is_recovering }
+        Counts { begun, done, seen, seen_tag, ahead_tag: None, lacking, untested, is_recovering }
     }
 
     /// The number of rows that the peer has acknowledged. Rows are acknowledged in order.

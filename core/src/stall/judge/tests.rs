@@ -63,9 +63,6 @@ fn a_receiver_that_does_not_test_is_told_apart_from_one_that_posts_nothing() {
     let end = Role::Receiver;
     let cause = Cause::NotTested { end, requests: 2 };
     assert_eq!(cause_of(waiting(sender, SEND), receiver), cause);
-    // A message that is sent ahead of its receive, over TCP.
-    let ahead = EndView { begun: 5, ..waiting(sender, Wait::Test) };
-    assert_eq!(cause_of(ahead, receiver), cause);
     // Nobody waits, but requests are done.
     assert_eq!(cause_of(sender, waiting(receiver, Wait::None)), cause);
     let untested = EndView { untested: 1, ..waiting(sender, Wait::None) };
@@ -88,9 +85,6 @@ fn a_sender_that_does_not_send_is_at_fault_once_it_knows_of_the_receive() {
     assert_eq!(cause_of(untested, receiver), cause, "no request is free");
     let group = EndView { lacking: 2, ..waiting(knows, Wait::Test) };
     assert_eq!(cause_of(group, receiver), Cause::Group { lacking: 2 });
-    // Over TCP the sender reads the announcement in a call, or when its keeper looks.
-    let absent = EndView { moves_in_calls: true, call_ms: 20_000, ..sender };
-    assert_eq!(cause_of(absent, receiver), Cause::NotSent { tag: 7 });
 }
 
 #[test]
@@ -105,15 +99,69 @@ fn the_network_is_at_fault_if_both_ends_are_ready_and_nothing_arrives() {
     assert_eq!(cause_of(sender, recovers), Cause::Recovery);
 }
 
+/// The same ends over TCP.
+fn ends_over_tcp() -> [EndView; 2] {
+    ends().map(|view| EndView { moves_in_calls: true, ..view })
+}
+
+fn absent(view: EndView) -> EndView {
+    EndView { call_ms: 13_000, ..view }
+}
+
 #[test]
 fn a_program_whose_data_moves_in_calls_is_at_fault_if_it_makes_none() {
-    let [sender, receiver] = ends().map(|view| EndView { moves_in_calls: true, ..view });
+    let [sender, receiver] = ends_over_tcp();
     let sends = EndView { begun: 5, ..waiting(sender, Wait::Test) };
-    let posted = EndView { begun: 5, ..waiting(receiver, Wait::Test) };
-    let absent = |view| EndView { call_ms: 13_000, ..view };
+    let posted = EndView { begun: 5, seen: 5, ..waiting(receiver, Wait::Test) };
     assert_eq!(cause_of(sends, absent(posted)), Cause::NoCalls { end: Role::Receiver });
     assert_eq!(cause_of(absent(sends), posted), Cause::NoCalls { end: Role::Sender });
-    assert_eq!(cause_of(sends, posted), Cause::Network { to: Role::Receiver, count: 1 });
+    assert_eq!(cause_of(sends, posted), Cause::TcpNetwork { count: 1 });
+    let all_sent = EndView { done: 5, ..absent(sends) };
+    assert_eq!(cause_of(all_sent, posted), Cause::TcpNetwork { count: 1 }, "the kernel has it");
+}
+
+#[test]
+fn over_tcp_a_message_that_went_ahead_waits_for_the_receiver() {
+    let [sender, receiver] = ends_over_tcp();
+    let ahead = EndView { begun: 9, done: 8, ahead_tag: Some(7), ..waiting(sender, Wait::Test) };
+    assert_eq!(cause_of(ahead, absent(receiver)), Cause::NoReceive);
+    let untested = EndView { untested: 2, ..receiver };
+    let cause = Cause::NotTested { end: Role::Receiver, requests: 2 };
+    assert_eq!(cause_of(ahead, untested), cause);
+}
+
+#[test]
+fn over_tcp_a_receive_waits_for_the_sender_whether_or_not_the_sender_knows_of_it() {
+    let [sender, receiver] = ends_over_tcp();
+    // The receiver has posted a group of two, and one message has met its buffer and arrived.
+    let posted =
+        EndView { begun: 6, done: 5, seen: 5, seen_tag: 9, ..waiting(receiver, Wait::Test) };
+    let sender = EndView { begun: 5, done: 5, seen: 5, ..sender };
+    for seen in [5, 6] {
+        let sender = EndView { seen, ..sender };
+        assert_eq!(cause_of(sender, posted), Cause::NotSent { tag: 9 });
+        assert_eq!(cause_of(absent(sender), posted), Cause::NotSent { tag: 9 });
+    }
+    let blocked = waiting(sender, SEND);
+    assert_eq!(cause_of(blocked, posted), Cause::OtherTag { sent: 7, posted: 9 });
+    let same = EndView { seen_tag: 7, ..posted };
+    let untested = EndView { untested: 3, ..blocked };
+    let cause = Cause::NotTested { end: Role::Sender, requests: 3 };
+    assert_eq!(cause_of(untested, same), cause, "no request is free");
+    assert_eq!(cause_of(blocked, absent(same)), Cause::NoCalls { end: Role::Receiver });
+}
+
+#[test]
+fn over_tcp_tags_that_do_not_meet_are_named() {
+    let [sender, receiver] = ends_over_tcp();
+    let sent = EndView { begun: 5, done: 5, ahead_tag: Some(8), ..sender };
+    let posted = EndView { begun: 5, seen_tag: 9, ..waiting(receiver, Wait::Test) };
+    assert_eq!(cause_of(sent, posted), Cause::OtherTag { sent: 8, posted: 9 });
+    // The sender has not heard of the buffer, which its message meets.
+    let equal = EndView { seen_tag: 8, ..posted };
+    assert_eq!(cause_of(sent, equal), Cause::TcpNetwork { count: 1 });
+    let met = EndView { seen: 5, seen_tag: 0, ..posted };
+    assert_eq!(cause_of(sent, met), Cause::TcpNetwork { count: 1 });
 }
 
 #[test]
@@ -165,6 +213,7 @@ fn every_verdict_names_both_ends_and_the_time() {
         Cause::OtherTag { sent: 8, posted: 7 },
         Cause::Group { lacking: 2 },
         Cause::Network { to, count },
+        Cause::TcpNetwork { count },
         Cause::Recovery,
         Cause::Stopped { end },
         Cause::HostGone { end },
