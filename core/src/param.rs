@@ -263,7 +263,7 @@ params! {
     /// `eth1,eth0`. Empty takes all. Also holds for programs of `invar run`.
     INVAR_SOFT_DEVICES => soft_devices: Option<&'a str> = "", Allowed::Devices;
     /// UDP ports of software NICs: each NIC takes the first free port. Peers other than Invar's
-    /// software NIC send to port 4791 only.
+    /// software NIC send to port 4791 only. Programs of `invar run` take one port, or 0.
     INVAR_SOFT_PORT => soft_port: PortRange = "0", Allowed::Ports;
     /// 1 has software NICs authenticate all packets and refuse peers that do not; 0 never does; -2
     /// does between hosts, unless the peer has 0.

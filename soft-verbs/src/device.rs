@@ -9,13 +9,14 @@ use invar_core::param::AddressFamily;
 use invar_core::roce::qp::RD_ATOMIC_MAX;
 use invar_linux::interface::InterfaceAddress;
 use invar_linux::soft::device::{CQ_DEPTH_MAX, SGES_MAX, SHARED_RECEIVES_MAX, WORK_REQUESTS_MAX};
-use invar_linux::soft::{self, HostDevice, SoftConfig, SoftNic, shared_ports};
+use invar_linux::soft::{self, HostDevice, SoftConfig, SoftNic};
 use invar_verbs::sys::provider::*;
 use invar_verbs::sys::{ibv_context, verbs_context};
 
 use crate::errno;
 use crate::events::{EventQueue, Raised};
 use crate::object::{self, Kind, Object};
+use crate::peers;
 use crate::port_watch::PortWatch;
 use crate::signals::without_signals;
 
@@ -133,7 +134,7 @@ impl Device {
             None => {
                 let name = self.name().to_string_lossy();
                 let mut config = SoftConfig::new(name, self.address);
-                (config.ports, config.numbers_tell_port) = (shared_ports::ports(), true);
+                peers::listen(&mut config)?;
                 config.spins_on_memory = true;
                 config.more_addresses = self.more_addresses.clone();
                 let nic = without_signals(|| SoftNic::open(&config))?;

@@ -20,7 +20,7 @@
 //! ```
 //!
 //! **Peers.** A program tells its peer a GID and a queue pair number. The number tells the UDP port
-//! ([`invar_linux::soft::shared_ports`]).
+//! ([`invar_linux::soft::shared_ports`]), or `INVAR_SOFT_PORT` does (`peers.rs`).
 //!
 //! **Handles.** Calls that create, change and destroy objects check that a pointer names a living object
 //! of the right kind (`object.rs`). Posts and polls trust their pointer, as rdma-core does.
@@ -41,6 +41,7 @@ mod memory;
 mod names;
 mod object;
 mod open;
+mod peers;
 mod port_watch;
 mod post;
 mod provider;

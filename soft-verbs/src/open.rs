@@ -26,7 +26,11 @@ extern "C" fn ibv_open_device(of: *mut ibv_device) -> *mut ibv_context {
     let open = || Ok::<_, io::Error>((EventQueue::new()?, opened.open()?));
     let (events, nic) = match open() {
         Ok(open) => open,
-        Err(error) => return errno::null(error.raw_os_error().unwrap_or(libc::EADDRINUSE)),
+        Err(error) => {
+            // The number alone tells too little, such as which address is in use.
+            eprintln!("libibverbs: {error}");
+            return errno::null(error.raw_os_error().unwrap_or(libc::EADDRINUSE));
+        }
     };
     let base = operations(of, events.fd());
     let events = Arc::new(events);

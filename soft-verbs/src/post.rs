@@ -7,7 +7,7 @@ use std::ptr;
 use invar_core::nic::{AddressVector, Atomic, RecvWr, SendFlags, SendOpcode, SendWr, Sge};
 use invar_core::roce::qp::Destination;
 use invar_linux::soft::device::LocalWork;
-use invar_linux::soft::{Posting, Receiver, shared_ports};
+use invar_linux::soft::{Posting, Receiver};
 use invar_verbs::sys::provider::{
     BIND_MW_OFFSET, IBV_WR_ATOMIC_CMP_AND_SWP, IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_BIND_MW,
     IBV_WR_LOCAL_INV, ibv_wr_atomic, ibv_wr_bind_mw, ibv_wr_ud,
@@ -17,6 +17,7 @@ use invar_verbs::sys::{IBV_QPT_UD, ibv_qp, ibv_recv_wr, ibv_send_wr};
 use crate::address::Ah;
 use crate::errno;
 use crate::object;
+use crate::peers;
 use crate::queue_pair::Qp;
 use crate::window;
 use crate::work_requests::{buffers, name_refused};
@@ -108,7 +109,7 @@ fn receiver(wr: *mut ibv_send_wr) -> Result<Receiver, c_int> {
     }
     // SAFETY: the caller of `post_send` gives a living address handle.
     let Ah { address, .. } = unsafe { object::trusted::<Ah>(ah) };
-    let ah = AddressVector { udp_port: shared_ports::port(remote_qpn), ..*address };
+    let ah = AddressVector { udp_port: peers::port(remote_qpn), ..*address };
     let qp_num = remote_qpn & 0xff_ffff;
     Ok(Receiver { ah, destination: Destination { qp_num, qkey: remote_qkey } })
 }

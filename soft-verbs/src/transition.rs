@@ -3,14 +3,14 @@
 use std::ffi::c_int;
 use std::sync::PoisonError;
 
-use invar_core::nic::{Access, AddressVector, Mtu, Nic, QpOptions, QpTransition, RtrAttr, RtsAttr};
-use invar_linux::soft::shared_ports;
+use invar_core::nic::{Access, AddressVector, Mtu, Nic, QpTransition, RtrAttr, RtsAttr};
 use invar_verbs::sys::provider::{IBV_QP_CUR_STATE, IBV_QP_EN_SQD_ASYNC_NOTIFY, ibv_qp};
 use invar_verbs::sys::*;
 
 use crate::address;
 use crate::errno;
 use crate::object;
+use crate::peers;
 use crate::queue_pair::{Qp, state_code};
 
 versions! {
@@ -157,7 +157,7 @@ fn rtr(qp: &Qp, attr: &ibv_qp_attr) -> Result<RtrAttr, c_int> {
     if path_mtu > port_mtu(qp)? {
         return Err(libc::EINVAL);
     }
-    let udp_port = shared_ports::port(attr.dest_qp_num);
+    let udp_port = peers::port(attr.dest_qp_num);
     let ah = AddressVector { udp_port, ..address::vector(&attr.ah_attr, qp.nic.gids().len())? };
     let is_reliable = qp.base().qp_type == IBV_QPT_RC;
     Ok(RtrAttr {
@@ -168,7 +168,7 @@ fn rtr(qp: &Qp, attr: &ibv_qp_attr) -> Result<RtrAttr, c_int> {
         max_dest_rd_atomic: if is_reliable { attr.max_dest_rd_atomic } else { 0 },
         min_rnr_timer: if is_reliable { attr.min_rnr_timer } else { 0 },
         ah,
-        options: QpOptions::ICRC_MASKS_IP_ID,
+        options: peers::options(),
         packet_keys: None,
     })
 }

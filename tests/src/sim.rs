@@ -21,7 +21,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
-use invar_core::nic::{Mtu, PollError, QpState, QpTransition, RtrAttr, SourcePorts, Wc};
+use invar_core::nic::{Mtu, PollError, QpOptions, QpState, QpTransition, RtrAttr, SourcePorts, Wc};
 use invar_core::roce::UDP_PORT;
 use invar_core::roce::qp::{RequesterPhase, ResponderPhase, Tuning};
 use invar_linux::soft::{Device, DeviceConfig, DeviceCounters, QpnRange};
@@ -108,6 +108,7 @@ impl World {
         };
         let seed = [(); 4].map(|()| net.wire.random.next());
         let device = Device::new(DeviceConfig {
+            datagram_options: QpOptions::ICRC_MASKS_IP_ID,
             address: SocketAddr::new(ip, UDP_PORT),
             more_addresses: Vec::new(),
             source_ports: SourcePorts(SOURCE_PORTS),

@@ -7,6 +7,7 @@ mod faults;
 mod interop;
 mod perf;
 mod plugin;
+mod programs;
 
 use std::env;
 use std::path::PathBuf;
@@ -34,6 +35,7 @@ pub(crate) fn step(shell: &Shell) -> Result<Outcome> {
     perf::run(shell, &invar)?;
     coll::run(shell, &invar)?;
     faults::run(shell, &invar)?;
+    programs::run(shell, &invar)?;
     plugin::run(shell)?;
     Ok(Outcome::Passed)
 }

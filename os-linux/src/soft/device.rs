@@ -35,13 +35,14 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 
 use invar_core::nic::{
-    Access, NicError, PollError, QpState, QpTransition, QpType, RecvWr, SendFlags, SendWr, Sge,
-    SourcePorts, Verb, Wc,
+    Access, NicError, PollError, QpOptions, QpState, QpTransition, QpType, RecvWr, SendFlags,
+    SendWr, Sge, SourcePorts, Verb, Wc,
 };
 use invar_core::roce::qp::{RequesterPhase, ResponderPhase, Tuning};
 
 use crate::memory::HostMemory;
 use completion::CompletionQueue;
+use datagram::DatagramPaths;
 use linger::Lingerers;
 use posted::DeviceEnv;
 use queue_pair::QueuePair;
@@ -88,6 +89,8 @@ pub struct DeviceConfig {
     pub tuning: Tuning,
     /// The numbers that queue pairs get.
     pub qpns: QpnRange,
+    /// What all peers of datagrams do, such as [`QpOptions::ICRC_MASKS_IP_ID`].
+    pub datagram_options: QpOptions,
 }
 
 /// Numbers of queue pairs that have their upper bits in common.
@@ -302,15 +305,13 @@ impl Device {
     pub fn create_qp(&mut self, config: &QpConfig) -> Result<u32, NicError> {
         let Device { qps, lingerers, config: device, used_addresses, .. } = self;
         let lingers = |qpn| lingerers.contains(qpn);
-        let locals = |qpn| match config.qp_type {
-            QpType::Ud => device.locals(qpn),
-            QpType::Rc | QpType::Uc => Vec::new(),
-        };
-        if config.qp_type == QpType::Ud {
+        let is_ud = config.qp_type == QpType::Ud;
+        let paths = |qpn| is_ud.then(|| DatagramPaths::new(device, qpn).into());
+        if is_ud {
             // Datagrams may come to each address.
             *used_addresses = u64::MAX;
         }
-        match qps.insert(lingers, |qpn| QueuePair::new(qpn, config, locals(qpn))) {
+        match qps.insert(lingers, |qpn| QueuePair::new(qpn, config, paths(qpn))) {
             Some(qpn) => qpn,
             None => Err(NicError::new(Verb::CreateQp, libc::ENOMEM, "too many queue pairs")),
         }

@@ -62,8 +62,8 @@ pub struct SoftConfig {
     pub tuning: Option<Tuning>,
     /// A simulated bad network.
     pub impairment: Option<ImpairmentConfig>,
-    /// Queue pair numbers tell the port of this NIC ([`shared_ports`]). The port must then be one of
-    /// these.
+    /// Queue pair numbers tell the port of this NIC ([`shared_ports`]), and all peers are Invar's. The port
+    /// must then be one of these.
     pub numbers_tell_port: bool,
     /// The application may poll for a while, and then spin on memory until a peer writes there. The NIC then
     /// takes over within microseconds. Without such an application, that only takes processor time from
@@ -162,12 +162,15 @@ impl SoftNic {
             },
         };
         let udp_source_ports = sockets.ports()?;
-        let qpns = match config.numbers_tell_port {
-            true => shared_ports::qpns(address.port()).ok_or_else(|| {
-                let text = format!("{}: port {} is not shared", config.name, address.port());
-                io::Error::new(io::ErrorKind::InvalidInput, text)
-            })?,
-            false => QpnRange::ALL,
+        let (qpns, datagram_options) = match config.numbers_tell_port {
+            true => {
+                let qpns = shared_ports::qpns(address.port()).ok_or_else(|| {
+                    let text = format!("{}: port {} is not shared", config.name, address.port());
+                    io::Error::new(io::ErrorKind::InvalidInput, text)
+                })?;
+                (qpns, QpOptions::ICRC_MASKS_IP_ID)
+            }
+            false => (QpnRange::ALL, QpOptions::empty()),
         };
         let gids = [address].iter().chain(&more_addresses).map(|at| Gid::from(at.ip())).collect();
         let local =
@@ -177,6 +180,7 @@ impl SoftNic {
             qpns,
             address,
             source_ports: udp_source_ports,
+            datagram_options,
             seed: random()?,
             tuning,
         });

@@ -3,8 +3,8 @@
 use std::net::SocketAddr;
 
 use invar_core::nic::{
-    AddressVector, Memory, Mtu, QpCap, QpTransition, QpType, RecvWr, RtrAttr, RtsAttr, SendFlags,
-    SendOpcode, SendWr, Sge, WcFlags, WcStatus,
+    AddressVector, Memory, Mtu, QpCap, QpOptions, QpTransition, QpType, RecvWr, RtrAttr, RtsAttr,
+    SendFlags, SendOpcode, SendWr, Sge, WcFlags, WcStatus,
 };
 use invar_core::roce::qp::Destination;
 use invar_linux::soft::{QpConfig, Receiver};
@@ -15,7 +15,11 @@ const QKEY: u32 = 0x11;
 const LEN: usize = 1024;
 
 fn end(ip: &str, port: u16) -> End {
-    let mut end = End::new(ip.parse().unwrap(), port, 4096);
+    with_peers(ip, port, QpOptions::ICRC_MASKS_IP_ID)
+}
+
+fn with_peers(ip: &str, port: u16, options: QpOptions) -> End {
+    let mut end = End::with_peers(ip.parse().unwrap(), port, 4096, options);
     let cap = QpCap { max_send_wr: 64, max_recv_wr: 8, max_inline_data: 64 };
     let config = QpConfig { qp_type: QpType::Ud, ..QpConfig::new(end.pd, end.cq, cap) };
     end.qpn = end.device.create_qp(&config).unwrap();
@@ -107,6 +111,26 @@ fn a_datagram_that_waits_for_room_keeps_the_bytes_that_it_had_when_its_request_c
     let mut bytes = [0; LEN];
     to.memory.read_at(40, &mut bytes).unwrap();
     assert_eq!(bytes, [7; LEN]);
+}
+
+#[test]
+fn datagrams_of_peers_that_are_not_invar_are_checked_over_ipv6_alone() {
+    for (ip, is_taken) in [("192.0.2.1", true), ("2001:db8::1", false)] {
+        let mut from = end(ip, 5000);
+        let mut to = with_peers(ip, 5001, QpOptions::empty());
+        post_receive(&mut to);
+        post(&mut from, &receiver(&to), 100);
+        from.transmit(0);
+        let mut sent = from.wire.packets().remove(0);
+        let source = SocketAddr::new(from.address().ip(), PORTS[from.wire.trains[0].source]);
+        // A UDP socket hides a part of what the ICRC of IPv4 covers.
+        *sent.last_mut().unwrap() ^= 1;
+        to.device.handle_datagram(0, source, &sent);
+        assert_eq!(to.poll().len(), usize::from(is_taken), "{ip}");
+        let counters = to.device.counters();
+        let expected = (u64::from(is_taken), u64::from(!is_taken));
+        assert_eq!((counters.icrc_unverified, counters.icrc_bad), expected, "{ip}");
+    }
 }
 
 #[test]

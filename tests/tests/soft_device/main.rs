@@ -81,7 +81,13 @@ struct End {
 
 impl End {
     fn new(ip: IpAddr, port: u16, len: usize) -> End {
+        End::with_peers(ip, port, len, QpOptions::ICRC_MASKS_IP_ID)
+    }
+
+    /// An end whose peers of datagrams have these options.
+    fn with_peers(ip: IpAddr, port: u16, len: usize, datagram_options: QpOptions) -> End {
         let mut device = Device::new(DeviceConfig {
+            datagram_options,
             address: SocketAddr::new(ip, port),
             more_addresses: Vec::new(),
             source_ports: SOURCE_PORTS,

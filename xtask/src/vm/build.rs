@@ -18,7 +18,7 @@ const MACHINE: &str = include_str!("machine.rs");
 /// Names of Debian's packages, whose dependencies are installed with them. A name with a minus is left
 /// out.
 const PACKAGES: &str = "linux-image-amd64 initramfs-tools- busybox-static kmod bash iproute2 \
-                        ibverbs-providers ibverbs-utils tcpdump";
+                        ibverbs-providers ibverbs-utils perftest tcpdump";
 
 /// The modules that `init` loads and their dependencies, with the ciphers and checksums that they
 /// request by name. Each entry is the beginning of a path below the modules' directory.

@@ -7,7 +7,7 @@ use invar_core::roce::qp::{Destination, GRH_BYTES};
 use invar_core::roce::{IP_UDP_BYTES_MAX, IpHeaders, Packet};
 
 use super::path::{Incoming, Path, is_of_partition};
-use super::{Device, DeviceCounters, LocalAddress};
+use super::{Device, DeviceConfig, DeviceCounters, LocalAddress};
 
 /// The length of a UDP header.
 const UDP_BYTES: usize = 8;
@@ -37,6 +37,8 @@ pub(super) struct DatagramPaths {
     locals: Vec<LocalAddress>,
     /// The path to the receiver of the last datagram.
     last: Option<(AddressVector, Path)>,
+    /// What the peers agree on.
+    options: QpOptions,
     /// The address at which the last datagram came, and the sender's.
     incoming: (usize, Incoming),
 }
@@ -59,8 +61,14 @@ impl Receivers {
 }
 
 impl DatagramPaths {
-    pub(super) fn new(locals: Vec<LocalAddress>) -> Self {
-        DatagramPaths { locals, last: None, incoming: (0, Incoming::default()) }
+    /// Makes the paths of a queue pair.
+    pub(super) fn new(device: &DeviceConfig, qpn: u32) -> Self {
+        DatagramPaths {
+            locals: device.locals(qpn),
+            last: None,
+            options: device.datagram_options,
+            incoming: (0, Incoming::default()),
+        }
     }
 
     /// Returns the path to a receiver.
@@ -71,8 +79,7 @@ impl DatagramPaths {
         let last = match self.last.take() {
             Some((address, path)) if address == *ah => (address, path),
             _ => {
-                let options = QpOptions::ICRC_MASKS_IP_ID;
-                let attr = RtrAttr { ah: *ah, options, ..RtrAttr::default() };
+                let attr = RtrAttr { ah: *ah, options: self.options, ..RtrAttr::default() };
                 let local = self.locals.get(usize::from(ah.sgid_index)).copied();
                 (*ah, Path::new(local, &attr)?)
             }
@@ -97,7 +104,9 @@ impl DatagramPaths {
         if self.incoming.0 != at {
             self.incoming = (at, Incoming::default());
         }
-        if !self.incoming.1.verify(from, local, bytes) {
+        if local.is_ipv4() && !self.options.contains(QpOptions::ICRC_MASKS_IP_ID) {
+            counters.icrc_unverified += 1;
+        } else if !self.incoming.1.verify(from, local, bytes) {
             counters.icrc_bad += 1;
             return None;
         }
@@ -134,7 +143,7 @@ impl Device {
     /// # Errors
     /// `EINVAL`: the address is no address of a host, or is of the other IP version.
     pub fn check_address(&self, address: &AddressVector) -> Result<(), NicError> {
-        DatagramPaths::new(self.config.locals(0)).path_to(address).map(|_| ())
+        DatagramPaths::new(&self.config, 0).path_to(address).map(|_| ())
     }
 
     /// Names the receiver of the datagram that is posted next to this queue pair.

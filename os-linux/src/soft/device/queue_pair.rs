@@ -12,7 +12,6 @@ use invar_core::roce::qp::{
     Counters, GRH_BYTES, Lingering, Qp, RequesterPhase, ResponderPhase, Transmit, Tuning,
 };
 
-use super::LocalAddress;
 use super::datagram::{DatagramPaths, Receivers};
 use super::lists::Lists;
 use super::path::Path;
@@ -127,11 +126,11 @@ fn keep<T: Clone>(list: &mut Vec<Option<T>>, slot: u16, value: T) {
 }
 
 impl QueuePair {
-    /// Makes a queue pair. Datagrams leave from `locals`.
+    /// Makes a queue pair. One for datagrams has their paths.
     pub(super) fn new(
         qpn: u32,
         config: &QpConfig,
-        locals: Vec<LocalAddress>,
+        datagrams: Option<Box<DatagramPaths>>,
     ) -> Result<Self, NicError> {
         let QpConfig { pd, send_cq, recv_cq, cap, send_sges_max, recv_sges_max, srq, .. } = *config;
         if send_sges_max.max(recv_sges_max) > SGES_MAX {
@@ -169,7 +168,7 @@ impl QueuePair {
                 told_last: false,
             },
             path: None,
-            datagrams: (config.qp_type == QpType::Ud).then(|| Box::new(DatagramPaths::new(locals))),
+            datagrams,
             qp_type: config.qp_type,
             rate_mbps_max: config.rate_mbps_max,
             listed: false,
@@ -399,7 +398,7 @@ mod tests {
     fn a_queue_pair_with_few_sends_may_have_many_receives() {
         let is_made = |max_send_wr, max_recv_wr| {
             let cap = QpCap { max_send_wr, max_recv_wr, ..QpCap::default() };
-            QueuePair::new(1, &QpConfig::new(0, 0, cap), Vec::new()).is_ok()
+            QueuePair::new(1, &QpConfig::new(0, 0, cap), None).is_ok()
         };
         assert!(is_made(512, 8192) && is_made(2048, 2048));
         assert!(!is_made(512, 8193) && !is_made(513, 2049) && !is_made(2049, 1));
