@@ -220,6 +220,7 @@ impl Port {
         // Linux lets sleeps of a thread end 50 microseconds late unless the thread asks for less.
         let _ = set_current_timer_slack(NonZeroU64::new(1));
         let mut stand_by = StandBy::new(spins_on_memory);
+        let mut preempts = false;
         while !self.stop.load(Ordering::Acquire) {
             let now = now_ns();
             let quiet = now.saturating_sub(self.last_poll_ns.load(Ordering::Relaxed));
@@ -227,7 +228,14 @@ impl Port {
                 && let Some(wait) = stand_by.wait(quiet)
             {
                 thread::park_timeout(wait);
+                let slept = Duration::from_nanos(now_ns().saturating_sub(now));
+                stand_by.overslept(slept.saturating_sub(wait));
                 continue;
+            }
+            if preempts != stand_by.is_starved() {
+                preempts = stand_by.is_starved();
+                // Without the right to it, peers of a program that spins wait longer.
+                let _ = preempt_programs(preempts);
             }
             match self.serve_once(now) {
                 Ok(found_work) => stand_by.took_over(quiet, found_work),
@@ -262,6 +270,22 @@ impl Port {
         self.stop.store(true, Ordering::Release);
         thread.unpark();
         self.rx.first.wake();
+    }
+}
+
+/// Decides whether the calling thread, once woken, preempts threads that spin on memory. Otherwise Linux lets them
+/// spin on for milliseconds if all processors are busy.
+///
+/// # Errors
+/// The process may not use real-time priorities.
+fn preempt_programs(preempts: bool) -> io::Result<()> {
+    let (policy, sched_priority) =
+        if preempts { (libc::SCHED_RR, 1) } else { (libc::SCHED_OTHER, 0) };
+    let priority = libc::sched_param { sched_priority };
+    // SAFETY: the call reads `priority`, which lives until it returns. 0 is the calling thread.
+    match unsafe { libc::sched_setscheduler(0, policy, &raw const priority) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 
