@@ -10,6 +10,7 @@ mod processors;
 mod protocol;
 mod socket;
 mod soft_nic;
+mod soft_verbs;
 mod tcp;
 mod torch;
 mod udp;
@@ -52,6 +53,8 @@ enum Group {
     /// The software NIC over loopback, beside the kernel's transports in the same minute. Only the ratios
     /// hold on other hosts.
     SoftNic,
+    /// perftest on the libibverbs of `invar run` beside `invar perf`.
+    SoftVerbs,
     /// The socket transport beside a bare TCP stream in the same minute.
     Socket,
     /// All-reduce beside Open MPI's in the same minute. Open MPI must be installed.
@@ -88,6 +91,7 @@ pub(crate) fn run(shell: &Shell, args: &Args) -> Result<()> {
                 Group::Verbs => verbs::run(shell, args)?,
                 Group::Plugin => plugin::run(shell, args)?,
                 Group::SoftNic => soft_nic::run(shell, args)?,
+                Group::SoftVerbs => soft_verbs::run(shell, args)?,
                 Group::Socket => socket::run(shell, args)?,
                 Group::Coll => coll::run(shell, args)?,
                 Group::Collnet => collnet::run(shell, args)?,
@@ -108,6 +112,7 @@ impl Group {
             Group::Verbs => verbs::CASES.iter().map(|case| case.name).collect(),
             Group::Plugin => plugin::CASES.iter().map(|case| case.name).collect(),
             Group::SoftNic => soft_nic::cases(),
+            Group::SoftVerbs => soft_verbs::cases(),
             Group::Socket => socket::LINKS.iter().map(|link| link.name).collect(),
             Group::Coll => coll::cases(),
             Group::Collnet => collnet::cases(),
