@@ -44,7 +44,8 @@ impl Tool {
             return Ok(());
         }
         println!("installing {} {}", self.name, self.version);
-        shell.run(shell.cargo(&format!("install --locked {}@{}", self.name, self.version)))
+        // Each of these runs for seconds. Optimized, they would compile for minutes.
+        shell.run(shell.cargo(&format!("install --debug --locked {}@{}", self.name, self.version)))
     }
 
     fn is_installed(&self, shell: &Shell) -> bool {
