@@ -5,7 +5,9 @@
 //! need. The [`report`] holds the findings.
 
 mod checks;
+mod equal;
 mod host;
+mod hosts;
 mod loader;
 mod losses;
 mod pci;
@@ -26,6 +28,7 @@ use crate::output::print;
 use crate::perf::probe;
 use checks::{CHECKS, Check};
 use host::Host;
+use peer::Choice;
 use report::Report;
 
 /// Find what is wrong with this host, what it costs, and the command that mends it.
@@ -43,7 +46,7 @@ pub(crate) struct Args {
     checks: Vec<String>,
 
     /// List the checks
-    #[arg(long, conflicts_with_all = ["checks", "verbose", "root", "peer"])]
+    #[arg(long, conflicts_with_all = ["checks", "verbose", "root", "peer", "hosts"])]
     list: bool,
 
     /// Also show what is well
@@ -59,9 +62,14 @@ pub(crate) struct Args {
     #[arg(long, value_name = "HOST[:PORT]")]
     peer: Option<String>,
 
+    /// Do so with each of the hosts of FILE, one in a line, and show them side by side, the worst first.
+    /// Each device of this host is tried until it reaches one of the other host
+    #[arg(long, value_name = "FILE", conflicts_with = "peer")]
+    hosts: Option<PathBuf>,
+
     /// Serve clients of --peer, one after another [default: at TCP port 14791 of all addresses]
     #[arg(long, value_name = "ADDR[:PORT]", num_args = 0..=1, default_missing_value = probe::ADDRESS)]
-    #[arg(conflicts_with_all = ["checks", "list", "verbose", "json", "peer", "root"])]
+    #[arg(conflicts_with_all = ["checks", "list", "verbose", "json", "peer", "hosts", "root"])]
     serve: Option<String>,
 
     /// Read the kernel's and the administrator's files below DIR, where a container has its host's root.
@@ -80,9 +88,10 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
         probe::serve(addr, &Settings::from_env()?)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let checks = match (&args.peer, args.checks.as_slice()) {
-        (Some(_), []) => Vec::new(),
-        (_, names) => chosen(names)?,
+    let calls_others = args.peer.is_some() || args.hosts.is_some();
+    let checks = match args.checks.as_slice() {
+        [] if calls_others => Vec::new(),
+        names => chosen(names)?,
     };
     if let Some(root) = args.root.as_ref().filter(|root| !root.is_dir()) {
         return Err(Failure::usage(format!("--root {}: there is no such folder", root.display())));
@@ -90,7 +99,11 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
     let host = Host::here(args.root.as_deref());
     let mut report = examine(&host, &checks);
     if let Some(addr) = &args.peer {
-        peer::check(addr, &Settings::from_env()?, &host, &mut report)?;
+        let addrs = std::slice::from_ref(addr);
+        peer::check(addrs, Choice::All, &Settings::from_env()?, &host, &mut report)?;
+    }
+    if let Some(path) = &args.hosts {
+        hosts::check(path, &Settings::from_env()?, &host, &mut report)?;
     }
     let text = match args.json {
         true => report.as_json(&host.system.hostname()).map_err(Failure::new)?,

@@ -6,6 +6,7 @@
 //! With no flag the server is a second process that this one starts: [`local`]. [`probe`] tries pairs of
 //! devices, for `invar doctor`. [`op`] measures a queue pair without the protocol.
 
+pub(crate) mod about;
 mod chaos;
 mod client;
 mod compare;

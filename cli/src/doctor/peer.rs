@@ -1,37 +1,66 @@
-//! Tries of the pairs of devices between this host and another.
+//! Tries of the pairs of devices between this host and others.
 
 use std::collections::BTreeSet;
 use std::io::{self, IsTerminal, Write};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use invar::{Device, Settings};
 
+use super::equal;
 use super::host::Host;
 use super::losses::Losses;
 use super::report::{Finding, Report, Severity};
 use crate::failure::Failure;
+use crate::perf::about::About;
 use crate::perf::probe::{Peer, Tried};
 
 /// The name under which the findings stand.
 const NAME: &str = "peer";
+/// How many hosts are called at a time.
+const CALLS: usize = 64;
 /// The time after which no further pair is tried. A pair that fails may take a minute.
 const TRY_FOR: Duration = Duration::from_secs(15 * 60);
 
 /// Half a round trip of a short message takes less in any network of a cluster.
 const SLOW_US: f64 = 1000.0;
 
+/// Which pairs of devices are tried.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Choice {
+    /// Every pair.
+    All,
+    /// Each of this host's devices with one device of the peer after another, until one is reached.
+    UntilReached,
+}
+
+/// A host with a server of `invar doctor --peer`, and what came of it.
+pub(super) struct Tries {
+    /// The host, as the user names it.
+    pub(super) addr: String,
+    pub(super) outcome: Outcome,
+}
+
+/// What came of a host.
+pub(super) enum Outcome {
+    /// It does not answer.
+    Silent,
+    /// The pairs that were tried. Without any there was no pair, or no time.
+    Pairs(Vec<Pair>),
+}
+
 /// The outcome for a pair of devices.
-struct Pair {
-    ours: String,
-    theirs: String,
-    outcome: Result<Tried, Failure>,
+pub(super) struct Pair {
+    pub(super) ours: String,
+    pub(super) theirs: String,
+    pub(super) outcome: Result<Tried, Failure>,
 }
 
 impl Pair {
     /// Whether messages were sent, or should have been. A device may be of no use on the way to the peer,
     /// as without an IPv4 address.
-    fn was_tried(&self) -> bool {
+    pub(super) fn was_tried(&self) -> bool {
         !matches!(&self.outcome, Err(failure) if failure.is_usage())
     }
 }
@@ -66,13 +95,13 @@ impl Progress {
     }
 }
 
-/// Orders pairs in rounds, so that each device is tried early. A round has one pair of each of this host's
-/// devices, and devices in turn begin with different ones of the peer.
-fn in_rounds<T>(pairs: Vec<T>, ours: impl Fn(&T) -> String) -> Vec<T> {
+/// Orders pairs in rounds, so that each device is tried early. A round has one pair of each device, and
+/// devices in turn begin with different ones of the peer. `of` tells the device of a pair.
+fn in_rounds<T, D: PartialEq>(pairs: Vec<T>, of: impl Fn(&T) -> D) -> Vec<T> {
     // The pairs of a device come one after another.
     let mut of_device: Vec<Vec<T>> = Vec::new();
     for pair in pairs {
-        match of_device.last_mut().filter(|pairs| ours(&pairs[0]) == ours(&pair)) {
+        match of_device.last_mut().filter(|pairs| of(&pairs[0]) == of(&pair)) {
             Some(pairs) => pairs.push(pair),
             None => of_device.push(vec![pair]),
         }
@@ -87,42 +116,73 @@ fn in_rounds<T>(pairs: Vec<T>, ours: impl Fn(&T) -> String) -> Vec<T> {
     rounds.into_iter().map(|(_, pair)| pair).collect()
 }
 
-/// Tries every pair of devices of one transport.
+/// Calls each of the hosts, many at a time.
+fn call(addrs: &[String]) -> Vec<Result<Peer, Failure>> {
+    let call = |addrs: &[String]| {
+        thread::scope(|scope| {
+            let calls: Vec<_> = addrs.iter().map(|addr| scope.spawn(|| Peer::call(addr))).collect();
+            let no_answer = |_| Err(Failure::new("the call ended in a panic"));
+            calls.into_iter().map(|call| call.join().unwrap_or_else(no_answer)).collect::<Vec<_>>()
+        })
+    };
+    addrs.chunks(CALLS).flat_map(call).collect()
+}
+
+/// Tries pairs of devices of one transport, one pair at a time.
+///
+/// # Errors
+///
+/// An address that cannot be one.
 pub(super) fn check(
-    addr: &str,
+    addrs: &[String],
+    choice: Choice,
     settings: &Settings,
     host: &Host,
     report: &mut Report,
-) -> Result<(), Failure> {
+) -> Result<Vec<Tries>, Failure> {
     report.begin(NAME);
-    let peer = match Peer::call(addr) {
-        Ok(peer) => peer,
-        Err(failure) if failure.is_usage() => return Err(failure),
-        Err(failure) => {
-            report.find(Finding {
-                severity: Severity::Bad,
-                id: "peer-silent",
-                subject: addr.to_owned(),
-                what: failure.to_string(),
-                costs: "nothing else of this peer can be tried".to_owned(),
-                mend:
-                    "invar doctor --serve   # on that host, and a firewall must let its port pass"
-                        .to_owned(),
-            });
-            return Ok(());
-        }
-    };
     let mut devices = Device::survey(settings)?.devices;
     devices.retain(|info| settings.takes(info.kind));
-    let pairs = in_rounds(peer.pairs(&devices), |(ours, _)| ours.name.clone());
-    let before = Losses::read(host);
-    let (mut tried, start) = (Vec::new(), Instant::now());
-    let progress = Progress::new(pairs.len());
-    for (ours, theirs) in &pairs {
-        if start.elapsed() > TRY_FOR {
-            break;
+    let mut peers = Vec::new();
+    let mut hosts = Vec::new();
+    for (addr, peer) in addrs.iter().zip(call(addrs)) {
+        let outcome = match &peer {
+            Err(failure) if failure.is_usage() => return Err(Failure::usage(failure)),
+            Err(failure) => {
+                tell_silent(addr, failure, report);
+                Outcome::Silent
+            }
+            Ok(_) => Outcome::Pairs(Vec::new()),
+        };
+        hosts.push(Tries { addr: addr.clone(), outcome });
+        peers.push(peer.ok());
+    }
+    for (addr, peer) in addrs.iter().zip(&peers) {
+        if let Some((about, clock)) = peer.as_ref().and_then(|peer| peer.about.as_ref()) {
+            equal::tell(addr, &About::here(settings), about, report);
+            equal::tell_clock(addr, *clock, report);
         }
+    }
+    let pairs = peers.iter().enumerate().filter_map(|(at, peer)| Some((at, peer.as_ref()?)));
+    let pairs = pairs.flat_map(|(at, peer)| {
+        peer.pairs(&devices).into_iter().map(move |(ours, theirs)| (at, peer, ours, theirs))
+    });
+    let pairs = in_rounds(pairs.collect(), |(at, _, ours, _)| (*at, ours.name.clone()));
+    let before = Losses::read(host);
+    let start = Instant::now();
+    let progress = Progress::new(pairs.len());
+    let mut left = 0;
+    for (at, peer, ours, theirs) in &pairs {
+        let Tries { addr, outcome: Outcome::Pairs(tried) } = &mut hosts[*at] else { continue };
         progress.begin(&format!("{} to {} of {addr}", ours.name, theirs.name));
+        let reaches = |pair: &Pair| pair.ours == ours.name && pair.outcome.is_ok();
+        if choice == Choice::UntilReached && tried.iter().any(reaches) {
+            continue;
+        }
+        if start.elapsed() > TRY_FOR {
+            left += 1;
+            continue;
+        }
         tried.push(Pair {
             outcome: peer.try_pair(&ours.name, &theirs.name, settings),
             ours: ours.name.clone(),
@@ -130,8 +190,7 @@ pub(super) fn check(
         });
     }
     progress.end();
-    if tried.len() < pairs.len() {
-        let left = pairs.len() - tried.len();
+    if left > 0 {
         report.unseen(format!(
             "{left} of {} pairs are not tried: the others took {} minutes",
             pairs.len(),
@@ -139,23 +198,44 @@ pub(super) fn check(
         ));
     }
     let lost = Losses::read(host).since(&before);
-    tell(addr, &tried, report);
-    if !tried.iter().any(Pair::was_tried) {
-        report.find(Finding {
-            severity: Severity::Bad,
-            id: "pair-none",
-            subject: addr.to_owned(),
-            what: match tried.is_empty() {
-                true => "it has no device of a transport that this host has",
-                false => "none of this host's devices can be used on the way to it",
-            }
-            .to_owned(),
-            costs: "Invar does not reach this peer".to_owned(),
-            mend: "invar devices   # on both hosts, then compare kinds and addresses".to_owned(),
-        });
+    for (at, Tries { addr, outcome }) in hosts.iter().enumerate() {
+        let Outcome::Pairs(tried) = outcome else { continue };
+        tell(addr, tried, report);
+        let has_pair = pairs.iter().any(|(of, ..)| *of == at);
+        let no_time = has_pair && tried.is_empty();
+        if !no_time && !tried.iter().any(Pair::was_tried) {
+            tell_none(addr, has_pair, report);
+        }
     }
     tell_losses(&lost, report);
-    Ok(())
+    Ok(hosts)
+}
+
+fn tell_silent(addr: &str, failure: &Failure, report: &mut Report) {
+    report.find(Finding {
+        severity: Severity::Bad,
+        id: "peer-silent",
+        subject: addr.to_owned(),
+        what: failure.to_string(),
+        costs: "nothing else of this peer can be tried".to_owned(),
+        mend: "invar doctor --serve   # on that host, and a firewall must let its port pass"
+            .to_owned(),
+    });
+}
+
+fn tell_none(addr: &str, has_pair: bool, report: &mut Report) {
+    report.find(Finding {
+        severity: Severity::Bad,
+        id: "pair-none",
+        subject: addr.to_owned(),
+        what: match has_pair {
+            false => "it has no device of a transport that this host has",
+            true => "none of this host's devices can be used on the way to it",
+        }
+        .to_owned(),
+        costs: "Invar does not reach this peer".to_owned(),
+        mend: "invar devices   # on both hosts, then compare kinds and addresses".to_owned(),
+    });
 }
 
 /// Reports counters that grew meanwhile. Other programs of the host may be the reason.

@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use serde::Serialize;
+use serde_json::Value;
 
 /// The version of the JSON. A new field leaves it as it is; a changed or removed one raises it.
 const JSON_VERSION: u32 = 1;
@@ -63,6 +64,8 @@ pub(crate) struct Report {
     findings: Vec<Of<Finding>>,
     well: Vec<Of<Line>>,
     unseen: Vec<Of<Line>>,
+    /// The hosts side by side, as a table and as JSON.
+    hosts: Option<(String, Value)>,
 }
 
 /// The JSON of a report.
@@ -77,6 +80,8 @@ struct Shown<'a> {
     findings: Vec<&'a Of<Finding>>,
     well: &'a [Of<Line>],
     unseen: &'a [Of<Line>],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    hosts: Option<&'a Value>,
 }
 
 impl Report {
@@ -102,6 +107,11 @@ impl Report {
         self.unseen.push(Of { check, entry: Line { what: what.into() } });
     }
 
+    /// Shows hosts side by side, before the findings.
+    pub(crate) fn compare(&mut self, table: String, json: Value) {
+        self.hosts = Some((table, json));
+    }
+
     /// Whether there is neither a bad finding nor a warning.
     pub(crate) fn is_well(&self) -> bool {
         self.findings.iter().all(|finding| finding.entry.severity == Severity::Note)
@@ -117,12 +127,16 @@ impl Report {
             findings: self.sorted(),
             well: &self.well,
             unseen: &self.unseen,
+            hosts: self.hosts.as_ref().map(|(_, json)| json),
         })
     }
 
-    /// A block for each finding, the worst first, and a line with their numbers.
+    /// The hosts, a block for each finding, the worst first, and a line with their numbers.
     pub(crate) fn as_text(&self, verbose: bool) -> String {
         let mut text = String::new();
+        if let Some((table, _)) = &self.hosts {
+            let _ = writeln!(text, "{table}");
+        }
         for Of { check, entry } in self.sorted() {
             let Finding { severity, subject, what, costs, mend, .. } = entry;
             let subject = if subject.is_empty() { String::new() } else { format!("{subject}: ") };

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use invar::{Device, DeviceInfo, DeviceKind, Listener, Settings};
 
+use super::about::About;
 use super::control::{ANSWER_WITHIN, Control};
 use super::job::{Job, enough};
 use super::link::Plan;
@@ -43,16 +44,23 @@ pub(super) struct Measured {
     pub(super) rows: Vec<Row>,
 }
 
-/// Asks a server for its devices. Returns them with the control connection's own addresses, first that of
-/// this end.
-pub(super) fn offers(server: &[SocketAddr]) -> Result<(Vec<Offer>, [IpAddr; 2]), Failure> {
+/// What a server says to a client that asks for nothing.
+pub(super) struct Hello {
+    pub(super) devices: Vec<Offer>,
+    pub(super) about: Option<About>,
+    /// The addresses of the control connection, first that of this end.
+    pub(super) addrs: [IpAddr; 2],
+}
+
+/// Asks a server for its devices.
+pub(super) fn offers(server: &[SocketAddr]) -> Result<Hello, Failure> {
     let mut control = Control::connect(server)?;
-    let devices = match control.recv(ANSWER_WITHIN)? {
-        Reply::Device { devices, .. } => devices,
+    let (devices, about) = match control.recv(ANSWER_WITHIN)? {
+        Reply::Device { devices, about, .. } => (devices, about),
         reply => return Err(reply.unexpected(&control)),
     };
     control.send(&Request::Bye)?;
-    Ok((devices, [control.local_ip()?, control.peer().ip().to_canonical()]))
+    Ok(Hello { devices, about, addrs: [control.local_ip()?, control.peer().ip().to_canonical()] })
 }
 
 /// Measures with a server, and returns the results.
@@ -99,7 +107,7 @@ fn measure(
 ) -> Result<u64, Failure> {
     let chosen = choose(job.nic.as_deref(), control.local_ip()?, &job.settings)?;
     let theirs = match control.recv(ANSWER_WITHIN)? {
-        Reply::Device { transport, devices } => {
+        Reply::Device { transport, devices, .. } => {
             let asked =
                 devices.into_iter().find(|offer| Some(&offer.name) == job.peer_nic.as_ref());
             asked.map_or(transport, |offer| offer.transport)

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use invar::{HANDLE_BYTES, Handle};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
+use super::about::About;
 use super::operation::Op;
 use crate::size::MESSAGE_BYTES_MAX;
 
@@ -35,6 +36,9 @@ pub(super) enum Reply {
         /// The devices that a client may ask for, at most [`OFFERS_MAX`].
         #[serde(default)]
         devices: Vec<Offer>,
+        /// What the server says of itself. An older server does not tell.
+        #[serde(default)]
+        about: Option<About>,
     },
     /// Answers a setup.
     Ready(Ready),

@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use invar::{DeviceInfo, DeviceKind, Settings};
 
+use super::about::{self, About};
+use super::client::Hello;
 use super::job::Job;
 pub(crate) use super::message::Offer;
 use super::server::{self, Serving};
@@ -27,6 +29,17 @@ pub(crate) struct Peer {
     pub(crate) devices: Vec<Offer>,
     /// Whether the server is on this host.
     pub(crate) is_here: bool,
+    /// What the server says of itself, and its clock. An older server does not tell.
+    pub(crate) about: Option<(About, ClockOffset)>,
+}
+
+/// How far the server's clock is from this host's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ClockOffset {
+    /// How many microseconds the server's clock is ahead.
+    pub(crate) ahead_us: i64,
+    /// How far off that may be.
+    pub(crate) error_us: i64,
 }
 
 /// The results of a try.
@@ -71,17 +84,34 @@ fn is_link_local(ip: &IpAddr) -> bool {
     }
 }
 
+impl ClockOffset {
+    /// The offset of a clock that was read while this host's clock went from `before` to `after`.
+    fn of(theirs: u64, [before, after]: [u64; 2]) -> Self {
+        let signed = |us: u64| i64::try_from(us).unwrap_or(i64::MAX);
+        let error_us = signed(after.saturating_sub(before) / 2);
+        let ahead_us = signed(theirs).saturating_sub(signed(before)).saturating_sub(error_us);
+        ClockOffset { ahead_us, error_us }
+    }
+}
+
 impl Peer {
     /// Asks the server at `addr` for its devices.
     pub(crate) fn call(addr: &str) -> Result<Self, Failure> {
         let addrs = resolved(addr, Some(SERVER_PORT))?;
-        let (mut devices, [ours, theirs]) = client::offers(&addrs)?;
+        let before = about::now_us();
+        let Hello { mut devices, about, addrs: [ours, theirs] } = client::offers(&addrs)?;
+        // The server has read its clock at some time between these two.
+        let clock = [before, about::now_us()];
         // The peer may be anybody, and these words go to a terminal.
         for offer in &mut devices {
             offer.name = line(&offer.name);
             offer.transport = line(&offer.transport);
         }
-        Ok(Peer { addrs, devices, is_here: ours == theirs })
+        let about = about.map(|about| {
+            let offset = ClockOffset::of(about.clock_us, clock);
+            (about.made_harmless(), offset)
+        });
+        Ok(Peer { addrs, devices, is_here: ours == theirs, about })
     }
 
     /// The pairs of devices of one transport that may reach each other.

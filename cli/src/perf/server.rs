@@ -15,6 +15,7 @@ use invar_core::conn::Stream;
 use invar_linux::clock::now_ns;
 use invar_linux::tcp::{AuthListener, OobStream, Proof};
 
+use super::about::About;
 use super::control::Control;
 use super::link::Plan;
 use super::message::{
@@ -380,7 +381,8 @@ fn hear_out(
 /// wants to know.
 fn setup(control: &mut Control, transports: &Transports) -> Result<Option<Setup>, Failure> {
     let transport = transports.at(control.local_ip()?)?;
-    control.send(&Reply::Device { transport, devices: transports.offers.clone() })?;
+    let about = Some(About::here(&transports.settings));
+    control.send(&Reply::Device { transport, devices: transports.offers.clone(), about })?;
     match control.recv(CLIENT_WITHIN)? {
         Request::Setup(setup) => {
             setup.check().map_err(Failure::new)?;

@@ -64,6 +64,10 @@ fn names_and_flags_that_cannot_be_are_refused() {
         (&["doctor", "--yaml"], "--yaml"),
         (&["doctor", "--peer", ""], "'' is no HOST and no HOST:PORT"),
         (&["doctor", "--peer", "h", "--serve"], "cannot be used with"),
+        (&["doctor", "--peer", "h", "--hosts", "/dev/null"], "cannot be used with"),
+        (&["doctor", "--hosts", "/nonesuch"], "--hosts /nonesuch: No such file"),
+        (&["doctor", "--hosts", "/dev/null"], "--hosts /dev/null:1: the file names no host"),
+        (&["doctor", "--hosts", "/dev/zero"], "--hosts /dev/zero: "),
         (&["doctor", "--serve", "10.0.0.1:x"], "'10.0.0.1:x' is no HOST and no HOST:PORT"),
     ] {
         let outcome = run(args);
@@ -188,4 +192,49 @@ fn a_server_of_one_device_offers_that_device_alone() {
         );
     }
     drop(server);
+}
+
+#[test]
+fn settings_that_differ_between_the_ends_are_found() {
+    let mut command = invar(&["perf", "--server", "127.0.0.1:0", "--keep"]);
+    let (_server, addr) = server(command.env("NCCL_IB_TC", "106"));
+    let mut command = invar(&["doctor", "--json", "--peer", &addr]);
+    let outcome = Run::start(command.env("NCCL_IB_SL", "3")).wait();
+    let report = json(&outcome.stdout);
+    let findings = report["findings"].as_array().unwrap().iter();
+    let differ = findings.filter(|finding| finding["id"] == "setting-differs");
+    let differ: Vec<&str> = differ.map(|finding| finding["what"].as_str().unwrap()).collect();
+    let sl = "NCCL_IB_SL is not set there, and 3 here";
+    assert_eq!(differ, [sl, "NCCL_IB_TC is 106 there, and not set here"]);
+    assert!(outcome.stdout.contains(&format!("{addr}: its clock is ")), "{}", outcome.stdout);
+}
+
+#[test]
+fn the_hosts_of_a_file_are_shown_side_by_side_the_worst_first() {
+    let (_first, well) = server(&mut invar(&["perf", "--server", "127.0.0.1:0", "--keep"]));
+    let (_second, other) = server(&mut invar(&["perf", "--server", "127.0.0.1:0", "--keep"]));
+    let silent = unused::address().to_string();
+    let file = Tree::empty();
+    file.file("hosts", &format!("{well} slots=8\n# the second rack\n{silent}\n{other}\n"));
+    let path = file.root().join("hosts").display().to_string();
+    let outcome = run(&["doctor", "--json", "--hosts", &path]);
+    assert_eq!(ids(&outcome).first().map(String::as_str), Some("peer-silent"));
+    let report = json(&outcome.stdout);
+    let rows = report["hosts"].as_array().unwrap();
+    assert_eq!((&rows[0]["host"], &rows[0]["verdict"]), (&silent.into(), &"silent".into()));
+    // Each device reaches one of each server, and is tried no more.
+    let reached = |host: &str| {
+        let row = |row: &&Value| row["host"] == host && row["verdict"] != "unreachable";
+        let mut devices: Vec<&str> =
+            rows.iter().filter(row).map(|row| row["device"].as_str().unwrap()).collect();
+        devices.sort_unstable();
+        devices
+    };
+    assert!(!reached(&well).is_empty(), "{report}");
+    assert_eq!(reached(&well), reached(&other));
+    assert!(reached(&well).windows(2).all(|pair| pair[0] != pair[1]), "{report}");
+    assert_eq!(report["checks"], serde_json::json!(["peer"]));
+    let text = run(&["doctor", "--hosts", &path]).stdout;
+    let head: Vec<&str> = text.lines().next().unwrap().split_whitespace().collect();
+    assert_eq!(head, ["host", "result", "device", "peer's", "MTU", "us", "GB/s"]);
 }
