@@ -243,6 +243,7 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
     /// The slow path of [`SendComm::isend`]. Most such messages belong to a group.
     #[inline(never)]
     fn isend_slow(&mut self, buf: &SendBuf, tag: u32) -> Result<Option<Request>, Failed> {
+        self.begin_next_group();
         let mut started = None;
         match self.isend_grouped_fast(buf, tag, |request| started = Some(request)) {
             Fast::Done(is_complete) => {
