@@ -16,6 +16,10 @@
 //! messages wait for no round trip. A receiver parks a message without a buffer only if another buffer
 //! waits for something behind it. A receiver parks no more than that.
 //!
+//! If the connection stands still, both ends write a [`ViewFrame`] to control, between their frames. The
+//! sender writes nothing else to control. Ends of older versions neither take nor send views: the hello says
+//! so.
+//!
 //! Read the types in this order. [`Frame`] and [`Hello`] are the bytes. [`Connector`] and
 //! [`PendingConnections`] gather the sockets of a connection at both ends. [`Sender`] and [`Receiver`]
 //! say which bytes belong where. No type sees payload: all types name ranges of the requests' buffers.
@@ -33,7 +37,10 @@ pub use connect::{Connector, HandshakeSettings, Links};
 pub use layout::{CHUNK_BYTES_MIN, Chunk, Chunks, LANES_MAX, Layout};
 pub use recv::{Posted, Receiver, RecvStep, Target};
 pub use send::{Outgoing, Sender};
-pub use wire::{FRAME_BYTES, Frame, FrameError, FrameKind, HELLO_BYTES, Hello, HelloError};
+pub use wire::{
+    FRAME_BYTES, Frame, FrameError, FrameKind, HELLO_BYTES, Hello, HelloError, VIEW_FRAME_BYTES,
+    ViewFrame,
+};
 
 use crate::fifo::{DEPTH_MAX, RECVS_MAX};
 

@@ -189,6 +189,11 @@ impl OobStream {
         let _ = self.stream.shutdown(std::net::Shutdown::Write);
     }
 
+    /// Copies the bytes that are there to `buf`, and returns their number. The bytes stay.
+    pub(crate) fn peek(&self, buf: &mut [u8]) -> usize {
+        self.stream.peek(buf).unwrap_or(0)
+    }
+
     fn is_with_itself(&self) -> bool {
         let ends = (self.stream.local_addr(), self.stream.peer_addr());
         matches!(ends, (Ok(ours), Ok(theirs)) if ours == theirs)

@@ -40,7 +40,8 @@ fn caller(pending: &mut PendingConnections<Pipe>, said: &[u8]) -> Pipe {
 }
 
 fn hello(index: u16, sockets: u16, session: u64) -> [u8; HELLO_BYTES] {
-    Hello { index, sockets, session, device: "eth0".try_into().unwrap() }.to_bytes()
+    let device = "eth0".try_into().unwrap();
+    Hello { index, sockets, session, device, shares_views: true }.to_bytes()
 }
 
 /// A connector whose peer may be anybody.

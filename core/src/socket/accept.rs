@@ -176,11 +176,11 @@ impl<S: Stream> PendingConnections<S> {
             return Ok(None);
         }
         let ends = self.ends(at);
-        Ok(self.take_out(hello.session, ends))
+        Ok(self.take_out(hello.session, ends, hello.shares_views))
     }
 
     /// Takes the sockets of a complete connection.
-    fn take_out(&mut self, session: u64, ends: Ends) -> Option<Links<S>> {
+    fn take_out(&mut self, session: u64, ends: Ends, shares_views: bool) -> Option<Links<S>> {
         let mut sockets = heapless::Vec::<(u16, S), SOCKETS_MAX>::new();
         let is_of = |socket: &PendingSocket<S>| {
             socket.hello.as_ref().filter(|h| h.session == session).is_some()
@@ -192,7 +192,7 @@ impl<S: Stream> PendingConnections<S> {
             let _ = sockets.push((index, socket.stream));
         }
         sockets.sort_unstable_by_key(|(index, _)| *index);
-        Links::gather(sockets.into_iter().map(|(_, stream)| stream), ends)
+        Links::gather(sockets.into_iter().map(|(_, stream)| stream), ends, shares_views)
     }
 
     /// Closes a socket and the other sockets of its connection.
@@ -204,7 +204,7 @@ impl<S: Stream> PendingConnections<S> {
         let is_doubtful =
             matches!(error, Error::Hello(HelloError::Index(_) | HelloError::Sockets(_)));
         if let Some(hello) = socket.hello.filter(|_| !is_doubtful) {
-            drop(self.take_out(hello.session, Ends::default()));
+            drop(self.take_out(hello.session, Ends::default(), false));
         }
         warn!("{}: {}", Side::Acceptor, ends.report(error));
         Refused { error, ends }
@@ -274,7 +274,8 @@ mod tests {
     }
 
     fn rank(session: u64, index: u16) -> Caller {
-        let hello = Hello { index, sockets: 2, session, device: DeviceName::default() };
+        let device = DeviceName::default();
+        let hello = Hello { index, sockets: 2, session, device, shares_views: true };
         Caller(heapless::Vec::from_slice(&hello.to_bytes()).unwrap())
     }
 

@@ -23,7 +23,7 @@ pub struct HandshakeSettings {
 /// The sockets of an open connection.
 #[derive(Debug)]
 pub struct Links<S> {
-    /// Carries frames from the receiver to the sender.
+    /// Carries frames from the receiver to the sender, and views in both directions.
     pub control: S,
     /// Carries frames and short payload from the sender to the receiver, in order.
     pub main: S,
@@ -31,6 +31,8 @@ pub struct Links<S> {
     pub lanes: heapless::Vec<S, LANES_MAX>,
     /// Device and address of both ends.
     pub ends: Ends,
+    /// Whether both ends exchange views over control.
+    pub shares_views: bool,
 }
 
 /// A connection that is being opened. Call [`Connector::poll`] until it returns the sender's [`Links`]
@@ -120,7 +122,8 @@ impl<S: Stream> Connector<S> {
         let sockets = self.sockets.len() as u16;
         for (index, socket) in (0..).zip(&mut self.sockets) {
             let device = self.ends.device.clone();
-            let hello = Hello { index, sockets, session: self.session, device };
+            let session = self.session;
+            let hello = Hello { index, sockets, session, device, shares_views: true };
             are_sent &= socket.say(&hello)?;
         }
         let Some(control) = self.sockets.first_mut() else { return Ok(None) };
@@ -140,7 +143,7 @@ impl<S: Stream> Connector<S> {
         self.ends.peer_device = hello.device;
         self.stage = Stage::Connected;
         let streams = core::mem::take(&mut self.sockets).into_iter().map(|socket| socket.stream);
-        Ok(Links::gather(streams, self.ends.clone()))
+        Ok(Links::gather(streams, self.ends.clone(), hello.shares_views))
     }
 }
 
@@ -171,9 +174,13 @@ impl<S: Stream> Outbound<S> {
 impl<S> Links<S> {
     /// Builds the links from the sockets in the order of their numbers. `None` means that control or
     /// main is missing.
-    pub(super) fn gather(mut streams: impl Iterator<Item = S>, ends: Ends) -> Option<Self> {
+    pub(super) fn gather(
+        mut streams: impl Iterator<Item = S>,
+        ends: Ends,
+        shares_views: bool,
+    ) -> Option<Self> {
         let (control, main) = (streams.next()?, streams.next()?);
-        Some(Links { control, main, lanes: streams.take(LANES_MAX).collect(), ends })
+        Some(Links { control, main, lanes: streams.take(LANES_MAX).collect(), ends, shares_views })
     }
 }
 

@@ -4,7 +4,7 @@ use core::ops::Range;
 
 use super::layout::is_long;
 use super::tag_queue::TagQueue;
-use super::wire::{FRAME_BYTES, Frame, FrameError, FrameKind};
+use super::wire::{FRAME_BYTES, Frame, FrameError, FrameKind, VIEW_FRAME_BYTES, ViewFrame};
 use super::{AHEAD_BYTES, AHEAD_MESSAGES, BUFFERS_MAX, Chunks};
 use crate::comm::Request;
 use crate::error::Error;
@@ -41,9 +41,11 @@ pub struct Sender {
     /// Number of bytes written of the next message, its frame included.
     partial: u64,
     /// A frame of the peer that has partly arrived, and in `frame_seq` the sequence number that it
-    /// should have.
-    frame: heapless::Vec<u8, FRAME_BYTES>,
+    /// should have if it announces a buffer.
+    frame: heapless::Vec<u8, VIEW_FRAME_BYTES>,
     frame_seq: u32,
+    /// The peer's view that came last.
+    view: Option<ViewFrame>,
     end: Option<Error>,
 }
 
@@ -84,6 +86,7 @@ impl Sender {
             partial: 0,
             frame: heapless::Vec::new(),
             frame_seq: 0,
+            view: None,
             end: None,
         }
     }
@@ -232,20 +235,36 @@ impl Sender {
     /// cut: [`Error::SizeMismatch`]. Either error ends the connection.
     pub fn take_control(&mut self, mut bytes: &[u8]) -> Result<(), Error> {
         while !bytes.is_empty() && self.end.is_none() {
-            let (now, later) = bytes.split_at(bytes.len().min(FRAME_BYTES - self.frame.len()));
+            let whole =
+                if ViewFrame::is_begun(&self.frame) { VIEW_FRAME_BYTES } else { FRAME_BYTES };
+            let (now, later) = bytes.split_at(bytes.len().min(whole - self.frame.len()));
             self.frame.extend_from_slice(now).unwrap_or_default();
             bytes = later;
-            let Some(frame) = self.frame.first_chunk::<FRAME_BYTES>() else { break };
-            let taken = Frame::parse(frame, FrameKind::Buffer, self.frame_seq)
-                .map_err(Error::Frame)
-                .and_then(|buffer| self.meet(buffer));
-            self.frame.clear();
-            self.frame_seq = self.frame_seq.wrapping_add(1);
-            if let Err(error) = taken {
+            if let Err(error) = self.take_frame() {
                 self.fail(error);
             }
         }
         self.end.map_or(Ok(()), Err)
+    }
+
+    /// Handles the peer's frame, if all of it has arrived.
+    fn take_frame(&mut self) -> Result<(), Error> {
+        if ViewFrame::is_begun(&self.frame) {
+            let Some(frame) = self.frame.first_chunk() else { return Ok(()) };
+            self.view = Some(ViewFrame::parse(frame));
+            self.frame.clear();
+            return Ok(());
+        }
+        let Some(frame) = self.frame.first_chunk() else { return Ok(()) };
+        let buffer = Frame::parse(frame, FrameKind::Buffer, self.frame_seq);
+        self.frame.clear();
+        self.frame_seq = self.frame_seq.wrapping_add(1);
+        self.meet(buffer.map_err(Error::Frame)?)
+    }
+
+    /// Takes the peer's view that came last, if it was not taken before.
+    pub fn take_view(&mut self) -> Option<ViewFrame> {
+        self.view.take()
     }
 
     /// Matches a buffer of the peer with a message that was sent ahead, or keeps it for a later
@@ -309,4 +328,32 @@ impl Sender {
 /// Number of payload bytes of a message that go over main.
 const fn on_main(len: u32, lanes: u16) -> u32 {
     if is_long(len, lanes) { 0 } else { len }
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use super::*;
+    use crate::stall::EndView;
+
+    #[test]
+    fn views_come_between_buffers_and_in_any_pieces() {
+        let buffer =
+            |seq| Frame { kind: FrameKind::Buffer, seq, len: 10 + seq, tag: seq }.to_bytes();
+        let view = ViewFrame { view: EndView { begun: 7, ..EndView::default() }, asks: true };
+        let bytes = [&buffer(0)[..], &view.to_bytes(), &buffer(1)].concat();
+        for piece in 1..=bytes.len() {
+            let mut sender = Sender::new(0);
+            for piece in bytes.chunks(piece) {
+                sender.take_control(piece).unwrap();
+            }
+            assert_eq!(
+                [0, 1].map(|tag| sender.room(tag)),
+                [Some(10), Some(11)],
+                "pieces of {piece}"
+            );
+            assert_eq!([sender.take_view(), sender.take_view()], [Some(view), None]);
+        }
+    }
 }

@@ -2,6 +2,8 @@
 
 mod frame;
 mod hello;
+mod view_frame;
 
 pub use frame::{FRAME_BYTES, Frame, FrameError, FrameKind};
 pub use hello::{HELLO_BYTES, Hello, HelloError};
+pub use view_frame::{VIEW_FRAME_BYTES, ViewFrame};

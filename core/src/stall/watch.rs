@@ -106,6 +106,11 @@ impl Watch {
         }
     }
 
+    /// Ends the exchange of views. From now on the end sees only itself.
+    pub fn keep_view(&mut self) {
+        self.is_shared = false;
+    }
+
     /// Measures messages of a sender.
     pub fn sampler(&self) -> &Sampler {
         &self.sampler

@@ -20,8 +20,9 @@ pub type SocketRecv = On<RecvComm, ()>;
 
 impl Tended for SendComm {
     fn check_peer(&mut self, now_ns: u64) -> Result<(), CoreError> {
+        let checked = SendComm::check_peer(self);
         self.look_for_stall(now_ns);
-        SendComm::check_peer(self)
+        checked
     }
 
     fn rest(&self, rest_ns: u64) -> Option<RawFd> {

@@ -18,6 +18,7 @@ impl SendComm {
     /// The sockets close when both ends are dropped. Unread bytes then reset them, so both sides must
     /// first have received everything.
     pub fn way_back(&mut self) -> io::Result<RecvComm> {
+        self.keeps_views();
         let (lanes, threads) = self.lanes.streams();
         let links = cloned(&self.control, &self.main, lanes, &self.ends)?;
         let mut comm = RecvComm::new(links, threads);
@@ -46,6 +47,8 @@ impl RecvComm {
 
 /// Duplicates the sockets of a connection, for messages in the other direction.
 ///
+/// Control then has the frames of both directions, and their ends exchange no views.
+///
 /// Both ends then send on all sockets, so no socket is left to keepalive. Instead, control gives up a
 /// silent peer. Control carries few frames, because a sender reads its peer's frames at the latest when
 /// [`AHEAD_MESSAGES`](invar_core::socket::AHEAD_MESSAGES) are ahead. So the buffers of a peer that does
@@ -62,5 +65,6 @@ fn cloned<'a>(
         main: main.try_clone()?,
         lanes: lanes.map(OobStream::try_clone).collect::<io::Result<_>>()?,
         ends: ends.clone(),
+        shares_views: false,
     })
 }

@@ -8,7 +8,9 @@ use invar_core::comm::{RecvBuf, Request};
 use invar_core::conn::{Stream, StreamError};
 use invar_core::error::{Ends, Error};
 use invar_core::fifo::RECVS_MAX;
-use invar_core::socket::{FRAME_BYTES, Links, Posted, Receiver, RecvStep, Target};
+use invar_core::socket::{
+    FRAME_BYTES, Links, Posted, Receiver, RecvStep, Target, VIEW_FRAME_BYTES, ViewFrame,
+};
 use invar_core::stall::{Role, StallSettings, Wait, Watch};
 
 use super::lane::{LaneDirection, Lanes};
@@ -16,6 +18,9 @@ use super::pointer::pointer;
 use crate::interest::Interest;
 use crate::tcp::OobStream;
 use inbox::Inbox;
+
+/// The most views of a sender that one look takes. A sender that works sends one.
+const VIEWS_AT_ONCE: usize = 4;
 
 /// The receiving end of a connection. Dropping it closes the connection.
 pub struct RecvComm {
@@ -30,6 +35,8 @@ pub struct RecvComm {
     news_unsent: std::ops::Range<usize>,
     pub(super) ends: Ends,
     watch: Watch,
+    /// Whether both ends exchange views over control, which then brings nothing else to this end.
+    shares_views: bool,
 }
 
 pub(super) struct Inbound {
@@ -41,7 +48,7 @@ pub(super) struct Inbound {
 
 impl RecvComm {
     pub(super) fn new(links: Links<OobStream>, threads: u16) -> Self {
-        let Links { control, main, lanes, ends } = links;
+        let Links { control, main, lanes, ends, shares_views } = links;
         let receiver = Box::new(Receiver::new(lanes.len() as u16));
         let lanes = Lanes::new(lanes, LaneDirection::Recv, threads);
         RecvComm {
@@ -52,7 +59,8 @@ impl RecvComm {
             news: [0; 64 * FRAME_BYTES],
             news_unsent: 0..0,
             ends,
-            watch: Watch::new(StallSettings::default(), Role::Receiver, false, true),
+            watch: Watch::new(StallSettings::default(), Role::Receiver, shares_views, true),
+            shares_views,
         }
     }
 
@@ -141,13 +149,42 @@ impl RecvComm {
     /// Sets how this end looks for stalls.
     #[must_use]
     pub fn watching(mut self, settings: StallSettings) -> Self {
-        self.watch = Watch::new(settings, Role::Receiver, false, true);
+        self.watch = Watch::new(settings, Role::Receiver, self.shares_views, true);
         self
     }
 
-    /// Looks whether the connection stands still, and warns. Each end sees only itself.
+    /// Looks whether the connection stands still. Asks the peer for its view, answers the peer, and warns.
     pub fn look_for_stall(&mut self, now_ns: u64) {
-        self.watch.attend(self.receiver.counts(), now_ns, || None, &mut self.ends);
+        self.read_views();
+        let Self { receiver, watch, control, ends, .. } = self;
+        let own = watch.attend(receiver.counts(), now_ns, || control.host_answers(), ends);
+        self.tell();
+        // News on their way tell the peer enough. A peer that still waits asks again.
+        if let Some((view, asks)) = own
+            && self.news_unsent.is_empty()
+        {
+            self.news[..VIEW_FRAME_BYTES].copy_from_slice(&ViewFrame { view, asks }.to_bytes());
+            self.news_unsent = 0..VIEW_FRAME_BYTES;
+            self.tell();
+        }
+    }
+
+    /// Takes the views that the sender has sent. Other bytes stay: if messages go in both directions, the
+    /// sending end reads them.
+    fn read_views(&mut self) {
+        let mut bytes = [0; VIEW_FRAME_BYTES];
+        for _ in 0..VIEWS_AT_ONCE {
+            let is_whole = self.shares_views && self.control.peek(&mut bytes) == VIEW_FRAME_BYTES;
+            if !is_whole || !ViewFrame::is_begun(&bytes) {
+                return;
+            }
+            // These bytes were there just now, and only this end reads them.
+            if self.control.recv(&mut bytes) != Ok(VIEW_FRAME_BYTES) {
+                return;
+            }
+            let ViewFrame { view, asks } = ViewFrame::parse(&bytes);
+            self.watch.heard(view, asks);
+        }
     }
 
     /// Whether the host is to note the program's next call with [`RecvComm::called`].
@@ -176,6 +213,8 @@ impl RecvComm {
 
     pub(super) fn goes_both_ways(&mut self) {
         self.inbox.goes_both_ways();
+        self.shares_views = false;
+        self.watch.keep_view();
     }
 
     fn progress(&mut self) {
@@ -213,6 +252,7 @@ impl RecvComm {
             return;
         }
         self.tell();
+        self.read_views();
         if let Some(Inbound { lanes, main, .. }) = self.links.take() {
             main.shutdown();
             lanes.streams().0.for_each(OobStream::shutdown);
@@ -224,6 +264,8 @@ impl Drop for RecvComm {
     /// Ends sending on control. If the other direction is still open, this tells the peer that nothing
     /// more is received.
     fn drop(&mut self) {
+        // Unread bytes would reset control, and what the sender has not read yet would be lost.
+        self.read_views();
         self.control.end_sending();
     }
 }

@@ -1,13 +1,14 @@
 //! The sending end of a connection.
 
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::ptr::NonNull;
 
 use invar_core::comm::{Request, SendBuf};
-use invar_core::conn::StreamError;
+use invar_core::conn::{Stream, StreamError};
 use invar_core::error::{Ends, Error};
 use invar_core::fifo::DEPTH_MAX;
-use invar_core::socket::{FRAME_BYTES, Links, Outgoing, Sender};
+use invar_core::socket::{FRAME_BYTES, Links, Outgoing, Sender, VIEW_FRAME_BYTES, ViewFrame};
 use invar_core::stall::{Role, StallSettings, Wait, Watch};
 
 use super::lane::{LaneDirection, Lanes};
@@ -37,6 +38,11 @@ pub struct SendComm {
     short: Box<[u8; COPIED_BYTES]>,
     pub(super) ends: Ends,
     watch: Watch,
+    /// Whether both ends exchange views over control.
+    shares_views: bool,
+    /// A view frame, and the range of its bytes that control has not taken.
+    view: [u8; VIEW_FRAME_BYTES],
+    view_unsent: Range<usize>,
 }
 
 // SAFETY: The caller of `isend` promised the memory behind the pointers, whichever thread continues.
@@ -45,13 +51,26 @@ unsafe impl Send for SendComm {}
 impl SendComm {
     /// Makes a sending end; `truncates` says whether a message longer than its buffer is cut.
     pub(super) fn new(links: Links<OobStream>, threads: u16, truncates: bool) -> Self {
-        let Links { control, main, lanes, ends } = links;
+        let Links { control, main, lanes, ends, shares_views } = links;
         let sender = Box::new(Sender::new(lanes.len() as u16).truncating(truncates));
         let lanes = Lanes::new(lanes, LaneDirection::Send, threads);
         let starts = Box::new([NonNull::dangling(); DEPTH_MAX]);
         let short = Box::new([0; COPIED_BYTES]);
-        let watch = Watch::new(StallSettings::default(), Role::Sender, false, true);
-        SendComm { lanes, sender, main, control, starts, short, ends, watch }
+        let watch = Watch::new(StallSettings::default(), Role::Sender, shares_views, true);
+        let (view, view_unsent) = ([0; VIEW_FRAME_BYTES], 0..0);
+        SendComm {
+            lanes,
+            sender,
+            main,
+            control,
+            starts,
+            short,
+            ends,
+            watch,
+            shares_views,
+            view,
+            view_unsent,
+        }
     }
 
     /// Starts to send a message, whether or not the peer has posted a buffer for it: up to 4 MiB in 256
@@ -161,13 +180,39 @@ impl SendComm {
     /// Sets how this end looks for stalls.
     #[must_use]
     pub fn watching(mut self, settings: StallSettings) -> Self {
-        self.watch = Watch::new(settings, Role::Sender, false, true);
+        self.watch = Watch::new(settings, Role::Sender, self.shares_views, true);
         self
     }
 
-    /// Looks whether the connection stands still, and warns. Each end sees only itself.
+    /// Looks whether the connection stands still. Asks the peer for its view, answers the peer, and warns. Call
+    /// this after [`SendComm::check_peer`], which reads what the peer says.
     pub fn look_for_stall(&mut self, now_ns: u64) {
-        self.watch.attend(self.sender.counts(), now_ns, || None, &mut self.ends);
+        let Self { sender, watch, control, ends, shares_views, .. } = self;
+        if let Some(ViewFrame { view, asks }) = sender.take_view().filter(|_| *shares_views) {
+            watch.heard(view, asks);
+        }
+        let own = watch.attend(sender.counts(), now_ns, || control.host_answers(), ends);
+        // A view that is on its way tells the peer enough.
+        if let Some((view, asks)) = own
+            && self.view_unsent.is_empty()
+        {
+            self.view = ViewFrame { view, asks }.to_bytes();
+            self.view_unsent = 0..VIEW_FRAME_BYTES;
+        }
+        while !self.view_unsent.is_empty() {
+            match self.control.send(&self.view[self.view_unsent.clone()]) {
+                Ok(0) => return,
+                Ok(sent) => self.view_unsent.start += sent,
+                // The next call notices that the peer is gone.
+                Err(_) => self.view_unsent = 0..0,
+            }
+        }
+    }
+
+    /// Ends the exchange of views, since control gets the frames of another direction too.
+    pub(super) fn keeps_views(&mut self) {
+        self.shares_views = false;
+        self.watch.keep_view();
     }
 
     /// Whether the host is to note the program's next call with [`SendComm::called`].

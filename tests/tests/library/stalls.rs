@@ -12,9 +12,13 @@ fn until_both_warn(parts: &[&str], mut call: impl FnMut()) {
     });
 }
 
-fn pair() -> Pair {
+fn pair_on(device: Device) -> Pair {
     warnings::keep();
-    Pair::new(&Settings::default().stall_after(Duration::from_millis(300)), 64)
+    Pair::on(device, &Settings::default().stall_after(Duration::from_millis(300)), 64)
+}
+
+fn pair() -> Pair {
+    pair_on(loopback())
 }
 
 #[test]
@@ -75,4 +79,32 @@ fn an_error_that_ends_a_stall_has_the_verdict_in_it() {
     drop(recv);
     let error = until("the end", || send.isend(&from, 0..8, 0xa8).err());
     assert!(error.to_string().contains("before that: the receiver"), "{error}");
+}
+
+#[test]
+fn over_tcp_a_receiver_that_posts_nothing_is_named_at_both_ends() {
+    let mut pair = pair_on(over_tcp());
+    let pid = format!("pid {}", std::process::id());
+    let mut ahead = Vec::new();
+    until_both_warn(&["the receiver", &pid, "has posted no receive", "tag 0xb1"], || {
+        ahead.extend(pair.send.isend(&pair.from, 0..8, 0xb1).unwrap());
+    });
+}
+
+#[test]
+fn over_tcp_a_sender_that_does_not_send_is_named_at_both_ends() {
+    let mut pair = pair_on(over_tcp());
+    let receive = pair.recv.irecv(&[(&pair.to, 0..8, 0xb2)]).unwrap().unwrap();
+    let parts = ["the sender", "has sent nothing", "a receive with tag 0xb2"];
+    until_both_warn(&parts, || assert!(pair.recv.test(&receive).unwrap().is_none()));
+}
+
+#[test]
+fn over_tcp_a_sender_with_another_tag_is_named_with_both_tags() {
+    let mut pair = pair_on(over_tcp());
+    let receive = pair.recv.irecv(&[(&pair.to, 0..8, 0xb3)]).unwrap().unwrap();
+    let send = pair.isend(8, 0xb4);
+    pair.send.wait(&send, LIMIT).unwrap();
+    let parts = ["sends with tag 0xb4", "has tag 0xb3", "disagree"];
+    until_both_warn(&parts, || assert!(pair.recv.test(&receive).unwrap().is_none()));
 }

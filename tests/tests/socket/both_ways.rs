@@ -2,6 +2,8 @@
 
 use invar_core::conn::StreamError;
 use invar_core::error::Error;
+use invar_core::stall::StallSettings;
+use invar_linux::clock::now_ns;
 use invar_testkit::wait::until;
 
 use crate::rig::Pair;
@@ -68,4 +70,23 @@ fn a_message_too_long_for_its_buffer_ends_both_ways() {
     let send = back.send(1, 8, 0);
     let error = until("the end", || back.send.test(&send).err());
     assert!(matches!(error, Error::PeerClosed(_)), "{error}");
+}
+
+#[test]
+fn a_view_that_is_on_its_way_when_the_other_way_begins_does_no_harm() {
+    let watching = StallSettings { after_ns: 1_000_000_000, ..StallSettings::default() };
+    let Pair { send, recv, .. } = Pair::new(0, 0);
+    let mut there = Pair::over(send.watching(watching), recv.watching(watching));
+    // Each end tells the other its process, and the receiver does not look again.
+    there.recv.look_for_stall(now_ns());
+    there.send.look_for_stall(now_ns());
+    let mut back = Pair::over(there.recv.way_back().unwrap(), there.send.way_back().unwrap());
+    for (seed, pair) in [(0, &mut there), (1, &mut back)] {
+        let receives = [pair.recv(&[(10, 0)])];
+        let send = pair.send(seed, 10, 0);
+        assert_eq!(pair.finish(vec![send], &receives), [[10]]);
+        pair.check(&receives[0], 0, seed, 10);
+    }
+    assert_eq!(there.send.room(0).unwrap(), None);
+    assert_eq!(back.send.room(0).unwrap(), None);
 }

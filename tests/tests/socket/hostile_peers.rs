@@ -9,7 +9,8 @@ use invar_core::comm::{RecvBuf, SendBuf};
 use invar_core::conn::{HANDLE_SECRET_BYTES, Handle, StreamError, Wire};
 use invar_core::error::{Error, ErrorKind};
 use invar_core::param::{AddressFamily, PortRange};
-use invar_core::socket::{Frame, FrameError, FrameKind, HELLO_BYTES, Hello};
+use invar_core::socket::{Frame, FrameError, FrameKind, HELLO_BYTES, Hello, ViewFrame};
+use invar_core::stall::EndView;
 use invar_linux::clock::now_ns;
 use invar_linux::socket::{Connecting, Listener, RecvComm, SendComm};
 use invar_testkit::insider;
@@ -28,7 +29,8 @@ fn receiver(lanes: u16) -> (RecvComm, Vec<TcpStream>) {
             let mut stream = TcpStream::connect(addr).unwrap();
             insider::call(&mut stream, &handle, Service::Tcp);
             let device = "mallory0".try_into().unwrap();
-            let hello = Hello { index, sockets: lanes + 2, session: 1, device };
+            let (sockets, session) = (lanes + 2, 1);
+            let hello = Hello { index, sockets, session, device, shares_views: true };
             stream.write_all(&hello.to_bytes()).unwrap();
             stream
         };
@@ -103,6 +105,22 @@ fn frames_that_cannot_be_end_the_connection_by_what_is_wrong() {
         let mut rest = Vec::new();
         let _ = streams[1].read_to_end(&mut rest);
     }
+}
+
+#[test]
+fn views_without_end_and_other_bytes_on_control_leave_the_messages_alone() {
+    let (mut comm, mut streams) = receiver(0);
+    let view = ViewFrame { view: EndView::default(), asks: true };
+    for _ in 0..100 {
+        streams[0].write_all(&view.to_bytes()).unwrap();
+    }
+    streams[0].write_all(&message(0, 1, 0)).unwrap();
+    streams[1].write_all(&[&message(0, 1, 0)[..], &[1]].concat()).unwrap();
+    for _ in 0..100 {
+        comm.look_for_stall(now_ns());
+        comm.check_peer().unwrap();
+    }
+    assert_eq!(outcome(&mut comm), Ok(vec![1]));
 }
 
 #[test]

@@ -4,7 +4,7 @@
 use core::fmt;
 
 use static_assertions::assert_eq_size;
-use zerocopy::byteorder::little_endian::{U16, U64};
+use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, transmute};
 
 use crate::conn::wire::{DEVICE_NAME_BYTES, DeviceName, decode, encode};
@@ -16,10 +16,10 @@ pub const HELLO_BYTES: usize = size_of::<HelloBytes>();
 /// Byte layout of a hello, little-endian.
 ///
 /// ```text
-/// byte 0         8       10        12     16            80
-///      +---------+-------+---------+------+-------------+
-///      | session | index | sockets | zero | device name |
-///      +---------+-------+---------+------+-------------+
+/// byte 0         8       10        12         16            80
+///      +---------+-------+---------+----------+-------------+
+///      | session | index | sockets | features | device name |
+///      +---------+-------+---------+----------+-------------+
 /// ```
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
@@ -27,11 +27,14 @@ struct HelloBytes {
     session: U64,
     index: U16,
     sockets: U16,
-    zero: [u8; 4],
+    features: U32,
     device: [u8; DEVICE_NAME_BYTES],
 }
 
 assert_eq_size!(HelloBytes, [u8; 80]);
+
+/// The feature of an end that sends and takes view frames. An end of an older version has no features.
+const SHARES_VIEWS: u32 = 1;
 
 /// The first bytes on each socket. The connector sends a hello on each socket. Once all sockets have
 /// arrived, the acceptor answers with a hello on the control socket.
@@ -45,6 +48,8 @@ pub struct Hello {
     pub session: u64,
     /// Name of the sending end's device.
     pub device: DeviceName,
+    /// Whether the end sends and takes view frames on control.
+    pub shares_views: bool,
 }
 
 /// Why a hello is refused.
@@ -73,7 +78,7 @@ impl Hello {
             index: self.index.into(),
             sockets: self.sockets.into(),
             session: self.session.into(),
-            zero: [0; 4],
+            features: if self.shares_views { SHARES_VIEWS } else { 0 }.into(),
             device: encode(&self.device),
         })
     }
@@ -88,8 +93,9 @@ impl Hello {
         if index >= sockets {
             return Err(HelloError::Index(index));
         }
-        let device = decode(&b.device);
-        Ok(Hello { index, sockets, session: b.session.get(), device })
+        let shares_views = b.features.get() & SHARES_VIEWS != 0;
+        let (session, device) = (b.session.get(), decode(&b.device));
+        Ok(Hello { index, sockets, session, device, shares_views })
     }
 }
 
@@ -124,16 +130,13 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn hello(index: u16, sockets: u16, session: u64, device: &str) -> Hello {
-        Hello { index, sockets, session, device: device.try_into().unwrap() }
-    }
-
     proptest! {
         #[test]
         fn a_hello_survives_the_wire(
-            index: u16, sockets in 2u16..=66, session: u64, device in "[!-~]{0,64}",
+            index: u16, sockets in 2u16..=66, session: u64, device in "[!-~]{0,64}", shares_views: bool,
         ) {
-            let sent = hello(index % sockets, sockets, session, &device);
+            let device = device.as_str().try_into().unwrap();
+            let sent = Hello { index: index % sockets, sockets, session, device, shares_views };
             prop_assert_eq!(Hello::parse(&sent.to_bytes()), Ok(sent));
         }
 

@@ -24,8 +24,8 @@ const RIGHT_MIN: f64 = 0.95;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// Two ends of a connection over the software NIC, on two hosts.
-    Ends,
+    /// Two ends of a connection over the software NIC or TCP, on two hosts.
+    Ends(&'static str),
     /// Four ranks over the software NIC or TCP, two on each of two hosts.
     Ranks(&'static str),
     /// Four ranks of one host, which share memory.
@@ -67,6 +67,8 @@ const fn acted(name: &'static str, kind: Kind, act: Act, said: &'static [&'stati
     Case { name, kind, fault: "none", act, said, is_none: false }
 }
 
+const NIC_ENDS: Kind = Kind::Ends("soft");
+const TCP_ENDS: Kind = Kind::Ends("socket");
 const SOFT: Kind = Kind::Ranks("soft");
 const TCP: Kind = Kind::Ranks("socket");
 /// The culprit among the ranks, as processes name it.
@@ -93,73 +95,107 @@ const LOSE_ALL: [&[&str]; 2] = [
 const CASES: &[Case] = &[
     case(
         "a receive is never posted",
-        Kind::Ends,
+        NIC_ENDS,
         "no receive",
         &["the receiver (pid PID1 on ", "has posted no receive"],
     ),
     case(
         "a receiver never tests",
-        Kind::Ends,
+        NIC_ENDS,
         "no test",
         &["the receiver (pid PID1 on ", "has not called test"],
     ),
     case(
         "a receiver in an endless loop",
-        Kind::Ends,
+        NIC_ENDS,
         "endless loop",
         &["the receiver (pid PID1 on ", "has posted no receive", "last call was"],
     ),
     case(
         "a sender never sends",
-        Kind::Ends,
+        NIC_ENDS,
         "no send",
         &["the sender (pid PID0 on ", "has sent nothing"],
     ),
     case(
         "a sender never tests",
-        Kind::Ends,
+        NIC_ENDS,
         "no test of sends",
         &["the sender (pid PID0 on ", "has not called test"],
     ),
-    case("a wrong tag", Kind::Ends, "other tag", &["sends with tag 0x51", "has tag 0x52"]),
-    case(
-        "a group without one of its sends",
-        Kind::Ends,
-        "group",
-        &["lacks 1 of the sends", "PID0"],
-    ),
+    case("a wrong tag", NIC_ENDS, "other tag", &["sends with tag 0x51", "has tag 0x52"]),
+    case("a group without one of its sends", NIC_ENDS, "group", &["lacks 1 of the sends", "PID0"]),
     acted(
         "SIGSTOP of the receiver",
-        Kind::Ends,
+        NIC_ENDS,
         Act::Stop(1),
         &["the receiver (pid PID1 on ", "it is stopped"],
     ),
     acted(
         "SIGSTOP of the sender",
-        Kind::Ends,
+        NIC_ENDS,
         Act::Stop(0),
         &["the sender (pid PID0 on ", "it is stopped"],
     ),
-    acted(
-        "UDP lost towards the receiver",
-        Kind::Ends,
-        Act::Ip(0, LOSE_UDP),
-        &["the network from "],
-    ),
-    acted("UDP lost towards the sender", Kind::Ends, Act::Ip(1, LOSE_UDP), &["the network from "]),
+    acted("UDP lost towards the receiver", NIC_ENDS, Act::Ip(0, LOSE_UDP), &["the network from "]),
+    acted("UDP lost towards the sender", NIC_ENDS, Act::Ip(1, LOSE_UDP), &["the network from "]),
     acted(
         "all lost towards the receiver",
-        Kind::Ends,
+        NIC_ENDS,
         Act::Ip(0, LOSE_ALL[0]),
         &["the host of |the network from the sender"],
     ),
     acted(
         "port down at the receiver",
-        Kind::Ends,
+        NIC_ENDS,
         Act::Ip(1, &["link set v0 down"]),
         &["the host of "],
     ),
-    Case { is_none: true, ..case("a slow receiver", Kind::Ends, "slow receiver", &[]) },
+    case(
+        "a receive is never posted, TCP",
+        TCP_ENDS,
+        "no receive",
+        &["the receiver (pid PID1 on ", "has posted no receive"],
+    ),
+    case(
+        "a receiver never tests, TCP",
+        TCP_ENDS,
+        "no test",
+        &["the receiver (pid PID1 on ", "has made no call"],
+    ),
+    case(
+        "a sender never sends, TCP",
+        TCP_ENDS,
+        "no send",
+        &["the sender (pid PID0 on ", "has sent nothing"],
+    ),
+    case(
+        "a sender never tests, TCP",
+        TCP_ENDS,
+        "no test of sends",
+        &["the sender (pid PID0 on ", "has not called test"],
+    ),
+    case("a wrong tag, TCP", TCP_ENDS, "other tag", &["sends with tag 0x51", "has tag 0x52"]),
+    acted(
+        "SIGSTOP of the receiver, TCP",
+        TCP_ENDS,
+        Act::Stop(1),
+        &["the receiver (pid PID1 on ", "it is stopped"],
+    ),
+    acted(
+        "SIGSTOP of the sender, TCP",
+        TCP_ENDS,
+        Act::Stop(0),
+        &["the sender (pid PID0 on ", "it is stopped"],
+    ),
+    acted(
+        "all lost towards the receiver, TCP",
+        TCP_ENDS,
+        Act::Ip(0, LOSE_ALL[0]),
+        &["the host of |the network from the sender"],
+    ),
+    Case { is_none: true, ..case("a slow receiver, TCP", TCP_ENDS, "slow receiver", &[]) },
+    Case { is_none: true, ..case("a slow receiver", NIC_ENDS, "slow receiver", &[]) },
     case(
         "a rank does not enter, shared memory",
         Kind::Shared,
@@ -246,7 +282,7 @@ fn run(case: &Case) -> Result<Outcome, String> {
     fs::create_dir(&dir.0).map_err(|error| error.to_string())?;
     let (lines, said) = channel();
     let hub = match case.kind {
-        Kind::Ends => None,
+        Kind::Ends(_) => None,
         _ => Some(hosts.call(0, || hub(&dir.0))),
     };
     let processes = Processes(start(case, &hosts, &dir.0, &lines));
@@ -329,7 +365,7 @@ fn is_verdict(line: &str) -> bool {
 
 fn names(case: &Case) -> Vec<String> {
     match case.kind {
-        Kind::Ends => ["send", "recv"].map(str::to_owned).into(),
+        Kind::Ends(_) => ["send", "recv"].map(str::to_owned).into(),
         _ => (0..RANKS).map(|rank| rank.to_string()).collect(),
     }
 }
@@ -339,7 +375,7 @@ fn start(case: &Case, hosts: &Hosts, dir: &Path, lines: &Sender<(usize, String)>
     let names = names(case);
     let start = |(at, name): (usize, &String)| {
         let (host, what, transport) = match case.kind {
-            Kind::Ends => (at, "end", "soft"),
+            Kind::Ends(transport) => (at, "end", transport),
             Kind::Ranks(transport) => (at / 2, "rank", transport),
             Kind::Shared => (0, "rank", "soft"),
         };

@@ -5,9 +5,10 @@ use std::process::ExitCode;
 use std::thread;
 use std::time::Duration;
 
-use invar::{Device, Error, Handle, Listener, MemoryRegion, Request, SendComm, Settings};
+use invar::{Error, Handle, Listener, MemoryRegion, Request, SendComm, Settings};
+use invar_testkit::library::first_device;
 
-use crate::family::{ADDRESSES, begin, is_begun, park, read_when_there, write_whole};
+use crate::family::{begin, is_begun, park, read_when_there, write_whole};
 
 /// Long enough for several packets.
 const BYTES: usize = 256 << 10;
@@ -28,12 +29,8 @@ pub(crate) fn run(dir: &Path, role: &str, fault: &str) -> ExitCode {
     park()
 }
 
-fn device(host: usize) -> Result<Device, Error> {
-    Device::open_at(format!("{}:0", ADDRESSES[host]).parse().expect("an address"))
-}
-
 fn recv(dir: &Path, fault: &str, settings: &Settings) -> Result<(), Error> {
-    let device = device(1)?;
+    let device = first_device(settings);
     let listener = Listener::bind(&device, settings)?;
     write_whole(&dir.join("handle"), listener.handle().as_bytes());
     let mut recv = listener.accept_within(Duration::from_secs(20))?;
@@ -78,7 +75,7 @@ fn recv(dir: &Path, fault: &str, settings: &Settings) -> Result<(), Error> {
 }
 
 fn send(dir: &Path, fault: &str, settings: &Settings) -> Result<(), Error> {
-    let device = device(0)?;
+    let device = first_device(settings);
     let bytes = read_when_there(&dir.join("handle"));
     let handle = Handle::from_bytes(bytes.as_slice().try_into().expect("a handle"))?;
     let mut send = SendComm::connect(&device, &handle, settings)?.wait()?;
