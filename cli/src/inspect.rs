@@ -159,6 +159,9 @@ pub(crate) fn waits_for(role: Role, view: &EndView) -> String {
     let EndView { begun, done, untested, .. } = view;
     match (role, view.wait) {
         _ if view.is_recovering => "new queue pairs".to_owned(),
+        (Role::Sender, _) if begun > done && view.moves_in_calls => {
+            format!("the network to take {} messages", begun - done)
+        }
         (Role::Sender, _) if begun > done => {
             format!("the acknowledge of {} messages", begun - done)
         }

@@ -13,21 +13,25 @@ use invar_testkit::wait::until;
 
 use crate::*;
 
-/// A directory for the recorders and metrics of a test.
-struct Dir(PathBuf);
+/// A directory for the recorders and metrics of a test, and the transport of its runs.
+struct Dir(PathBuf, &'static str);
 
 impl Dir {
     fn new(name: &str) -> Self {
+        Dir::over("soft", name)
+    }
+
+    fn over(transport: &'static str, name: &str) -> Self {
         let path = std::env::temp_dir().join(format!("metrics-{name}-{}", std::process::id()));
         let _ = fs::remove_dir_all(&path);
         fs::create_dir(&path).unwrap();
-        Dir(path)
+        Dir(path, transport)
     }
 
     /// A run whose recorders are in this directory.
     fn invar(&self, args: &[&str]) -> Command {
         let mut command = invar(args);
-        command.env("XDG_RUNTIME_DIR", &self.0).env("INVAR_TRANSPORT", "soft");
+        command.env("XDG_RUNTIME_DIR", &self.0).env("INVAR_TRANSPORT", self.1);
         command
     }
 }
@@ -91,6 +95,24 @@ fn a_run_writes_its_metrics_to_a_file() {
     let read = || fs::read_to_string(&file).unwrap_or_default();
     until("sent bytes", || sample(&read(), &["invar_sent_bytes_total{"]).is_some());
     assert!(read().ends_with("# EOF\n"));
+}
+
+#[test]
+fn a_run_over_tcp_shows_both_ends_and_no_counters_of_a_nic() {
+    let dir = Dir::over("socket", "tcp");
+    let file = dir.0.join("invar.prom");
+    let _runs = perf(&dir, &format!("file:{}", file.display()));
+    let read = || fs::read_to_string(&file).unwrap_or_default();
+    for (metric, role) in [
+        ("invar_sent_bytes_total{", "sender"),
+        ("invar_received_bytes_total{", "receiver"),
+        ("invar_send_latency_seconds_count{", "sender"),
+    ] {
+        until(metric, || sample(&read(), &[metric, role]) >= Some(1.0));
+    }
+    assert!(!read().contains("invar_device_sent_bytes_total{"), "{}", read());
+    let text = Run::start(&mut dir.invar(&["top", "--once"])).wait().ok().stdout.clone();
+    assert!(text.contains("sender") && text.contains("receiver"), "{text}");
 }
 
 #[test]

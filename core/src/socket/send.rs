@@ -292,6 +292,16 @@ impl Sender {
         }
     }
 
+    /// Number of messages that were accepted.
+    pub fn begun(&self) -> u64 {
+        self.queued
+    }
+
+    /// Returns whether the sockets have taken the message with this number, counted from 0.
+    pub fn is_sent(&mut self, number: u64) -> bool {
+        !self.reqs.at(number as u32).is_awaiting()
+    }
+
     /// How far the sends are, for [`stall`](crate::stall).
     pub fn counts(&self) -> Counts {
         let begun = self.queued;

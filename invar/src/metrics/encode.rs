@@ -63,11 +63,13 @@ impl Processes {
         all
     }
 
-    /// The devices of all processes, each as the record that has looked at the device's counters last.
+    /// The NICs of all processes, each as the record that has looked at the device's counters last. The
+    /// kernel's counters of an interface are not those of a process, so connections over TCP have none.
     fn devices(&self) -> Vec<(Labels, Record)> {
         let mut all = BTreeMap::<(u32, &str), &Record>::new();
         for Recorded { header, records, .. } in &self.0 {
-            for (_, record) in records.iter().filter(|(_, record)| !record.device.is_empty()) {
+            let is_of_nic = |record: &Record| !record.device.is_empty() && record.qpn != 0;
+            for (_, record) in records.iter().filter(|(_, record)| is_of_nic(record)) {
                 let of = (header.process.pid, record.device.as_str());
                 let best = all.entry(of).or_insert(record);
                 if best.nic.sent_packets < record.nic.sent_packets {

@@ -4,13 +4,16 @@ use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 
 use invar_core::comm::{Flush, FlushBuf, RecvBuf, Request, SendBuf};
 use invar_core::error::{Ends, Error as CoreError};
-use invar_core::stall::Wait;
+use invar_core::nic::NicCounters;
+use invar_core::stall::{Role, Wait};
+use invar_linux::clock;
 use invar_linux::interest::Interest;
 use invar_linux::socket::{RecvComm, SendComm};
 
 use super::end::{Carrier, End, RecvEnd, SendEnd, copy_sizes};
 use super::keeper::Care;
 use super::on::{On, Tended};
+use super::recorded::Snapshot;
 use crate::Error;
 
 /// A sending end over TCP.
@@ -36,6 +39,18 @@ impl Tended for SendComm {
     fn called(&mut self, wait: Wait, now_ns: u64) {
         SendComm::called(self, wait, now_ns);
     }
+
+    fn snapshot(&self, nic: Option<NicCounters>, now_ns: u64) -> Option<Snapshot> {
+        let watch = self.watch();
+        watch.is_recorded().then(|| Snapshot {
+            role: Role::Sender,
+            ends: self.ends().clone(),
+            view: watch.view(now_ns),
+            verdict: watch.verdict(),
+            numbers: self.numbers(),
+            nic,
+        })
+    }
 }
 
 impl Tended for RecvComm {
@@ -54,6 +69,18 @@ impl Tended for RecvComm {
 
     fn called(&mut self, wait: Wait, now_ns: u64) {
         RecvComm::called(self, wait, now_ns);
+    }
+
+    fn snapshot(&self, nic: Option<NicCounters>, now_ns: u64) -> Option<Snapshot> {
+        let watch = self.watch();
+        watch.is_recorded().then(|| Snapshot {
+            role: Role::Receiver,
+            ends: self.ends().clone(),
+            view: watch.view(now_ns),
+            verdict: watch.verdict(),
+            numbers: self.numbers(),
+            nic,
+        })
     }
 }
 
@@ -90,6 +117,11 @@ impl End for SocketSend {
 
     fn arm(&mut self, interest: &mut Interest) {
         self.comm.arm(interest);
+    }
+
+    fn snapshot(&self, _: bool) -> Option<Snapshot> {
+        // The kernel counts for all programs, and not for one.
+        self.comm.snapshot(None, clock::now_ns())
     }
 }
 
@@ -156,6 +188,11 @@ impl End for SocketRecv {
 
     fn arm(&mut self, interest: &mut Interest) {
         self.comm.arm(interest);
+    }
+
+    fn snapshot(&self, _: bool) -> Option<Snapshot> {
+        // The kernel counts for all programs, and not for one.
+        self.comm.snapshot(None, clock::now_ns())
     }
 }
 

@@ -8,6 +8,7 @@ use invar_core::comm::{RecvBuf, Request};
 use invar_core::conn::{Stream, StreamError};
 use invar_core::error::{Ends, Error};
 use invar_core::fifo::RECVS_MAX;
+use invar_core::metrics::EndNumbers;
 use invar_core::socket::{
     FRAME_BYTES, Links, Posted, Receiver, RecvStep, Target, VIEW_FRAME_BYTES, ViewFrame,
 };
@@ -37,6 +38,8 @@ pub struct RecvComm {
     watch: Watch,
     /// Whether both ends exchange views over control, which then brings nothing else to this end.
     shares_views: bool,
+    /// Bytes of the messages that the program has found received.
+    bytes: u64,
 }
 
 pub(super) struct Inbound {
@@ -61,6 +64,7 @@ impl RecvComm {
             ends,
             watch: Watch::new(StallSettings::default(), Role::Receiver, shares_views, true),
             shares_views,
+            bytes: 0,
         }
     }
 
@@ -105,7 +109,9 @@ impl RecvComm {
         if self.receiver.is_waiting(request) {
             self.progress();
         }
-        self.receiver.test(request)
+        let received = self.receiver.test(request)?;
+        self.bytes += received.iter().copied().flatten().map(|len| u64::from(*len)).sum::<u64>();
+        Ok(received)
     }
 
     /// Checks whether the peer's host is still alive. Main does not detect this while it also has data
@@ -204,6 +210,16 @@ impl RecvComm {
     /// Notes a call of the program. `wait` is the call that could do nothing.
     pub fn called(&mut self, wait: Wait, now_ns: u64) {
         self.watch.called(wait, now_ns);
+    }
+
+    /// Watches this end.
+    pub fn watch(&self) -> &Watch {
+        &self.watch
+    }
+
+    /// The numbers for operators; see [`metrics`](invar_core::metrics).
+    pub fn numbers(&self) -> EndNumbers {
+        self.watch.numbers(self.bytes, 0)
     }
 
     /// Returns the names of both ends.

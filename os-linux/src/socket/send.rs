@@ -8,6 +8,7 @@ use invar_core::comm::{Request, SendBuf};
 use invar_core::conn::{Stream, StreamError};
 use invar_core::error::{Ends, Error};
 use invar_core::fifo::DEPTH_MAX;
+use invar_core::metrics::EndNumbers;
 use invar_core::socket::{FRAME_BYTES, Links, Outgoing, Sender, VIEW_FRAME_BYTES, ViewFrame};
 use invar_core::stall::{Role, StallSettings, Wait, Watch};
 
@@ -40,6 +41,8 @@ pub struct SendComm {
     watch: Watch,
     /// Whether both ends exchange views over control.
     shares_views: bool,
+    /// Bytes of the messages that the program has found sent.
+    bytes: u64,
     /// A view frame, and the range of its bytes that control has not taken.
     view: [u8; VIEW_FRAME_BYTES],
     view_unsent: Range<usize>,
@@ -68,6 +71,7 @@ impl SendComm {
             ends,
             watch,
             shares_views,
+            bytes: 0,
             view,
             view_unsent,
         }
@@ -136,6 +140,7 @@ impl SendComm {
             }
             tested => tested,
         }
+        .inspect(|sent| self.bytes += u64::from(sent.unwrap_or(0)))
     }
 
     /// Checks whether the peer's end is still open, which an idle end does not notice by itself. The
@@ -231,7 +236,20 @@ impl SendComm {
 
     /// Notes a call of the program. `wait` is the call that could do nothing.
     pub fn called(&mut self, wait: Wait, now_ns: u64) {
-        self.watch.called(wait, now_ns);
+        let Self { sender, watch, .. } = self;
+        let is_done = watch.sampler().row().is_some_and(|row| sender.is_sent(row));
+        watch.sample(sender.begun(), wait, is_done, now_ns);
+        watch.called(wait, now_ns);
+    }
+
+    /// Watches this end.
+    pub fn watch(&self) -> &Watch {
+        &self.watch
+    }
+
+    /// The numbers for operators; see [`metrics`](invar_core::metrics).
+    pub fn numbers(&self) -> EndNumbers {
+        self.watch.numbers(self.bytes, 0)
     }
 
     /// Returns the names of both ends.
