@@ -7,7 +7,7 @@ use crate::conn::Stream;
 use crate::error::{Ends, Error, Report};
 use crate::metrics::EndNumbers;
 use crate::nic::Nic;
-use crate::stall::{EndView, Verdict};
+use crate::stall::Watch;
 
 macro_rules! both {
     ($($comm:ident)*) => {$(
@@ -47,20 +47,14 @@ macro_rules! both {
                 self.base.stalls.is_armed()
             }
 
-            /// The end's view, if the flight recorder keeps it.
-            pub fn recorded_view(&self, now_ns: u64) -> Option<EndView> {
-                let stalls = &self.base.stalls;
-                stalls.is_recorded().then(|| stalls.view(now_ns))
+            /// The watch over this end.
+            pub fn watch(&self) -> &Watch {
+                &self.base.stalls
             }
 
             /// The numbers for operators; see [`metrics`](crate::metrics).
             pub fn numbers(&self) -> EndNumbers {
                 self.base.numbers()
-            }
-
-            /// Why the connection stands still, if it does and the user was told.
-            pub fn verdict(&self) -> Option<Verdict> {
-                self.base.stalls.verdict()
             }
 
             /// The number of times that the queue pairs have been replaced.

@@ -106,8 +106,24 @@ impl Watch {
         }
     }
 
+    /// The direction of the end.
+    pub fn role(&self) -> Role {
+        self.role
+    }
+
+    /// Starts again with these settings.
+    #[must_use]
+    pub fn with_settings(&self, settings: StallSettings) -> Self {
+        Watch::new(settings, self.role, self.is_shared, self.moves_in_calls)
+    }
+
+    /// Whether the ends exchange views.
+    pub fn is_shared(&self) -> bool {
+        self.is_shared
+    }
+
     /// Ends the exchange of views. From now on the end sees only itself.
-    pub fn keep_view(&mut self) {
+    pub fn stop_sharing(&mut self) {
         self.is_shared = false;
     }
 

@@ -6,7 +6,7 @@ use invar_core::comm::{self, Fast, Flush, FlushBuf, RecvBuf, Request, SendBuf};
 use invar_core::conn::Stream;
 use invar_core::error::{Ends, Error as CoreError};
 use invar_core::nic::NicCounters;
-use invar_core::stall::{Role, Wait};
+use invar_core::stall::Wait;
 use invar_linux::clock;
 use invar_linux::interest::Interest;
 use invar_linux::tcp::OobStream;
@@ -95,9 +95,7 @@ impl<N: SharedNic, S: Stream> Tended for comm::SendComm<N, S> {
     }
 
     fn snapshot(&self, nic: Option<NicCounters>, now_ns: u64) -> Option<Snapshot> {
-        let (role, view) = (Role::Sender, self.recorded_view(now_ns)?);
-        let (ends, verdict) = (self.ends().clone(), self.verdict());
-        Some(Snapshot { role, ends, view, verdict, numbers: self.numbers(), nic })
+        Snapshot::of(self.watch(), self.ends(), self.numbers(), nic, now_ns)
     }
 }
 
@@ -123,9 +121,7 @@ impl<N: SharedNic, S: Stream> Tended for comm::RecvComm<N, S> {
     }
 
     fn snapshot(&self, nic: Option<NicCounters>, now_ns: u64) -> Option<Snapshot> {
-        let (role, view) = (Role::Receiver, self.recorded_view(now_ns)?);
-        let (ends, verdict) = (self.ends().clone(), self.verdict());
-        Some(Snapshot { role, ends, view, verdict, numbers: self.numbers(), nic })
+        Snapshot::of(self.watch(), self.ends(), self.numbers(), nic, now_ns)
     }
 }
 

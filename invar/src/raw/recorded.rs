@@ -6,7 +6,7 @@ use invar_core::error::Ends;
 use invar_core::metrics::EndNumbers;
 use invar_core::nic::NicCounters;
 use invar_core::recorder::{Event, Record};
-use invar_core::stall::{EndView, Role, Verdict};
+use invar_core::stall::{EndView, Role, Verdict, Watch};
 use invar_linux::clock::now_ns;
 use invar_linux::recorder::{RecorderFile, directory};
 
@@ -25,6 +25,26 @@ pub struct Snapshot {
     pub numbers: EndNumbers,
     /// The counters of the end's device, if they were asked for.
     pub nic: Option<NicCounters>,
+}
+
+impl Snapshot {
+    /// Returns what the flight recorder keeps of an end, if it keeps any.
+    pub(super) fn of(
+        watch: &Watch,
+        ends: &Ends,
+        numbers: EndNumbers,
+        nic: Option<NicCounters>,
+        now_ns: u64,
+    ) -> Option<Self> {
+        watch.is_recorded().then(|| Snapshot {
+            role: watch.role(),
+            ends: ends.clone(),
+            view: watch.view(now_ns),
+            verdict: watch.verdict(),
+            numbers,
+            nic,
+        })
+    }
 }
 
 /// The file of this process, while there are connections that are recorded.

@@ -5,7 +5,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use invar_core::comm::{Flush, FlushBuf, RecvBuf, Request, SendBuf};
 use invar_core::error::{Ends, Error as CoreError};
 use invar_core::nic::NicCounters;
-use invar_core::stall::{Role, Wait};
+use invar_core::stall::Wait;
 use invar_linux::clock;
 use invar_linux::interest::Interest;
 use invar_linux::socket::{RecvComm, SendComm};
@@ -41,15 +41,7 @@ impl Tended for SendComm {
     }
 
     fn snapshot(&self, nic: Option<NicCounters>, now_ns: u64) -> Option<Snapshot> {
-        let watch = self.watch();
-        watch.is_recorded().then(|| Snapshot {
-            role: Role::Sender,
-            ends: self.ends().clone(),
-            view: watch.view(now_ns),
-            verdict: watch.verdict(),
-            numbers: self.numbers(),
-            nic,
-        })
+        Snapshot::of(self.watch(), self.ends(), self.numbers(), nic, now_ns)
     }
 }
 
@@ -72,15 +64,7 @@ impl Tended for RecvComm {
     }
 
     fn snapshot(&self, nic: Option<NicCounters>, now_ns: u64) -> Option<Snapshot> {
-        let watch = self.watch();
-        watch.is_recorded().then(|| Snapshot {
-            role: Role::Receiver,
-            ends: self.ends().clone(),
-            view: watch.view(now_ns),
-            verdict: watch.verdict(),
-            numbers: self.numbers(),
-            nic,
-        })
+        Snapshot::of(self.watch(), self.ends(), self.numbers(), nic, now_ns)
     }
 }
 

@@ -18,7 +18,7 @@ impl SendComm {
     /// The sockets close when both ends are dropped. Unread bytes then reset them, so both sides must
     /// first have received everything.
     pub fn way_back(&mut self) -> io::Result<RecvComm> {
-        self.keeps_views();
+        self.goes_both_ways();
         let (lanes, threads) = self.lanes.streams();
         let links = cloned(&self.control, &self.main, lanes, &self.ends)?;
         let mut comm = RecvComm::new(links, threads);

@@ -36,8 +36,6 @@ pub struct RecvComm {
     news_unsent: std::ops::Range<usize>,
     pub(super) ends: Ends,
     watch: Watch,
-    /// Whether both ends exchange views over control, which then brings nothing else to this end.
-    shares_views: bool,
     /// Bytes of the messages that the program has found received.
     bytes: u64,
 }
@@ -63,7 +61,6 @@ impl RecvComm {
             news_unsent: 0..0,
             ends,
             watch: Watch::new(StallSettings::default(), Role::Receiver, shares_views, true),
-            shares_views,
             bytes: 0,
         }
     }
@@ -155,7 +152,7 @@ impl RecvComm {
     /// Sets how this end looks for stalls.
     #[must_use]
     pub fn watching(mut self, settings: StallSettings) -> Self {
-        self.watch = Watch::new(settings, Role::Receiver, self.shares_views, true);
+        self.watch = self.watch.with_settings(settings);
         self
     }
 
@@ -175,12 +172,13 @@ impl RecvComm {
         }
     }
 
-    /// Takes the views that the sender has sent. Other bytes stay: if messages go in both directions, the
-    /// sending end reads them.
+    /// Takes the views that the sender has sent. If the ends exchange views, control brings nothing else to
+    /// this end. Other bytes stay: if messages go in both directions, the sending end reads them.
     fn read_views(&mut self) {
         let mut bytes = [0; VIEW_FRAME_BYTES];
         for _ in 0..VIEWS_AT_ONCE {
-            let is_whole = self.shares_views && self.control.peek(&mut bytes) == VIEW_FRAME_BYTES;
+            let is_whole =
+                self.watch.is_shared() && self.control.peek(&mut bytes) == VIEW_FRAME_BYTES;
             if !is_whole || !ViewFrame::is_begun(&bytes) {
                 return;
             }
@@ -212,7 +210,7 @@ impl RecvComm {
         self.watch.called(wait, now_ns);
     }
 
-    /// Watches this end.
+    /// The watch over this end.
     pub fn watch(&self) -> &Watch {
         &self.watch
     }
@@ -229,8 +227,7 @@ impl RecvComm {
 
     pub(super) fn goes_both_ways(&mut self) {
         self.inbox.goes_both_ways();
-        self.shares_views = false;
-        self.watch.keep_view();
+        self.watch.stop_sharing();
     }
 
     fn progress(&mut self) {
@@ -268,7 +265,6 @@ impl RecvComm {
             return;
         }
         self.tell();
-        self.read_views();
         if let Some(Inbound { lanes, main, .. }) = self.links.take() {
             main.shutdown();
             lanes.streams().0.for_each(OobStream::shutdown);

@@ -39,8 +39,6 @@ pub struct SendComm {
     short: Box<[u8; COPIED_BYTES]>,
     pub(super) ends: Ends,
     watch: Watch,
-    /// Whether both ends exchange views over control.
-    shares_views: bool,
     /// Bytes of the messages that the program has found sent.
     bytes: u64,
     /// A view frame, and the range of its bytes that control has not taken.
@@ -70,7 +68,6 @@ impl SendComm {
             short,
             ends,
             watch,
-            shares_views,
             bytes: 0,
             view,
             view_unsent,
@@ -185,15 +182,15 @@ impl SendComm {
     /// Sets how this end looks for stalls.
     #[must_use]
     pub fn watching(mut self, settings: StallSettings) -> Self {
-        self.watch = Watch::new(settings, Role::Sender, self.shares_views, true);
+        self.watch = self.watch.with_settings(settings);
         self
     }
 
     /// Looks whether the connection stands still. Asks the peer for its view, answers the peer, and warns. Call
     /// this after [`SendComm::check_peer`], which reads what the peer says.
     pub fn look_for_stall(&mut self, now_ns: u64) {
-        let Self { sender, watch, control, ends, shares_views, .. } = self;
-        if let Some(ViewFrame { view, asks }) = sender.take_view().filter(|_| *shares_views) {
+        let Self { sender, watch, control, ends, .. } = self;
+        if let Some(ViewFrame { view, asks }) = sender.take_view().filter(|_| watch.is_shared()) {
             watch.heard(view, asks);
         }
         let own = watch.attend(sender.counts(), now_ns, || control.host_answers(), ends);
@@ -214,10 +211,8 @@ impl SendComm {
         }
     }
 
-    /// Ends the exchange of views, since control gets the frames of another direction too.
-    pub(super) fn keeps_views(&mut self) {
-        self.shares_views = false;
-        self.watch.keep_view();
+    pub(super) fn goes_both_ways(&mut self) {
+        self.watch.stop_sharing();
     }
 
     /// Whether the host is to note the program's next call with [`SendComm::called`].
@@ -242,7 +237,7 @@ impl SendComm {
         watch.called(wait, now_ns);
     }
 
-    /// Watches this end.
+    /// The watch over this end.
     pub fn watch(&self) -> &Watch {
         &self.watch
     }
