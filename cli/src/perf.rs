@@ -49,7 +49,7 @@ use operation::Op;
 /// The address at which a server listens by default.
 const SERVER_IP: &str = "[::]";
 /// The TCP port of a server by default.
-const SERVER_PORT: u16 = 14791;
+pub(crate) const SERVER_PORT: u16 = 14791;
 
 /// Measure messages between two processes, and check what arrives.
 ///

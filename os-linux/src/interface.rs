@@ -4,7 +4,7 @@ mod find;
 mod resolve;
 
 pub use find::{Found, NoInterface, Rules, find};
-pub use resolve::resolve;
+pub use resolve::{check_host_port, resolve};
 
 use std::ffi::{CStr, CString, c_int};
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};

@@ -1,4 +1,4 @@
-//! What two ends should have in common: version, settings and time.
+//! Compares the version, the settings and the clock of two ends. They should be equal.
 
 use std::collections::BTreeSet;
 

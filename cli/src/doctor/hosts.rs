@@ -2,17 +2,18 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::path::Path;
 
 use invar::Settings;
+use invar_linux::interface::check_host_port;
 use serde::Serialize;
 
 use super::host::Host;
 use super::peer::{self, Choice, Outcome, Pair, Tries};
 use super::report::{Finding, Report, Severity};
 use crate::failure::{Failure, line};
-use crate::resolved;
+use crate::perf::SERVER_PORT;
 
 /// No file of hosts has more bytes.
 const FILE_MAX: u64 = 1 << 20;
@@ -21,7 +22,7 @@ const SLOWER: f64 = 0.5;
 /// The fewest hosts whose median says something.
 const MEDIAN_OF: usize = 3;
 
-/// What came of a device of this host and a host, the worst first.
+/// The result of trying to reach a host from a device of this host. The worst result comes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 enum Verdict {
@@ -104,11 +105,11 @@ fn hosts(text: &str) -> Result<Vec<String>, (usize, String)> {
         if let Some(word) = words.find(|word| !word.contains('=')) {
             return Err((number, format!("'{}' after the host; a line has one host", line(&word))));
         }
-        // Only the form counts here. A name that stands for nothing is a finding.
-        if let Err(failure) = resolved(host, Some(1)).map(drop)
-            && failure.is_usage()
+        // A host that is not found is a finding.
+        if let Err(error) = check_host_port(host, Some(SERVER_PORT))
+            && error.kind() == ErrorKind::InvalidInput
         {
-            return Err((number, failure.to_string()));
+            return Err((number, line(&error)));
         }
         if let Some(first) = hosts.insert(host, number) {
             return Err((number, format!("{host} is in line {first} already")));
@@ -169,13 +170,12 @@ fn tell_slower(rows: &mut [Row], report: &mut Report) {
             of_device.entry(device.clone()).or_default().push(bandwidth);
         }
     }
+    of_device.retain(|_, all| all.len() >= MEDIAN_OF);
+    of_device.values_mut().for_each(|all| all.sort_by(f64::total_cmp));
     for row in rows.iter_mut().filter(|row| row.verdict == Verdict::Ok) {
         let (Some(device), Some(bandwidth)) = (&row.device, row.gbytes_per_s) else { continue };
-        let all = of_device.get_mut(device).map(Vec::as_mut_slice).unwrap_or_default();
-        all.sort_by(f64::total_cmp);
-        let Some(median) = all.get(all.len() / 2).filter(|_| all.len() >= MEDIAN_OF) else {
-            continue;
-        };
+        let Some(all) = of_device.get(device) else { continue };
+        let median = all[all.len() / 2];
         if bandwidth >= SLOWER * median {
             continue;
         }

@@ -26,7 +26,7 @@ const TRY_FOR: Duration = Duration::from_secs(15 * 60);
 /// Half a round trip of a short message takes less in any network of a cluster.
 const SLOW_US: f64 = 1000.0;
 
-/// Which pairs of devices are tried.
+/// The rule that says which pairs of devices are tried.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Choice {
     /// Every pair.
@@ -35,14 +35,14 @@ pub(super) enum Choice {
     UntilReached,
 }
 
-/// A host with a server of `invar doctor --peer`, and what came of it.
+/// A host with a server of `invar doctor --peer`, and the results of trying to reach that host.
 pub(super) struct Tries {
     /// The host, as the user names it.
     pub(super) addr: String,
     pub(super) outcome: Outcome,
 }
 
-/// What came of a host.
+/// The results of trying to reach a host.
 pub(super) enum Outcome {
     /// It does not answer.
     Silent,
@@ -80,8 +80,13 @@ impl Progress {
         Progress { bar, is_terminal: io::stderr().is_terminal() }
     }
 
-    fn begin(&self, pair: &str) {
+    /// Goes on to the next pair.
+    fn next(&self) {
         self.bar.inc(1);
+    }
+
+    /// Shows that the pair is tried.
+    fn show(&self, pair: &str) {
         self.bar.set_message(pair.to_owned());
         if !self.is_terminal {
             let (at, of) = (self.bar.position(), self.bar.length().unwrap_or_default());
@@ -143,6 +148,7 @@ pub(super) fn check(
     report.begin(NAME);
     let mut devices = Device::survey(settings)?.devices;
     devices.retain(|info| settings.takes(info.kind));
+    let own = About::here(settings);
     let mut peers = Vec::new();
     let mut hosts = Vec::new();
     for (addr, peer) in addrs.iter().zip(call(addrs)) {
@@ -152,16 +158,16 @@ pub(super) fn check(
                 tell_silent(addr, failure, report);
                 Outcome::Silent
             }
-            Ok(_) => Outcome::Pairs(Vec::new()),
+            Ok(peer) => {
+                if let Some((about, clock)) = &peer.about {
+                    equal::tell(addr, &own, about, report);
+                    equal::tell_clock(addr, *clock, report);
+                }
+                Outcome::Pairs(Vec::new())
+            }
         };
         hosts.push(Tries { addr: addr.clone(), outcome });
         peers.push(peer.ok());
-    }
-    for (addr, peer) in addrs.iter().zip(&peers) {
-        if let Some((about, clock)) = peer.as_ref().and_then(|peer| peer.about.as_ref()) {
-            equal::tell(addr, &About::here(settings), about, report);
-            equal::tell_clock(addr, *clock, report);
-        }
     }
     let pairs = peers.iter().enumerate().filter_map(|(at, peer)| Some((at, peer.as_ref()?)));
     let pairs = pairs.flat_map(|(at, peer)| {
@@ -174,7 +180,7 @@ pub(super) fn check(
     let mut left = 0;
     for (at, peer, ours, theirs) in &pairs {
         let Tries { addr, outcome: Outcome::Pairs(tried) } = &mut hosts[*at] else { continue };
-        progress.begin(&format!("{} to {} of {addr}", ours.name, theirs.name));
+        progress.next();
         let reaches = |pair: &Pair| pair.ours == ours.name && pair.outcome.is_ok();
         if choice == Choice::UntilReached && tried.iter().any(reaches) {
             continue;
@@ -183,6 +189,7 @@ pub(super) fn check(
             left += 1;
             continue;
         }
+        progress.show(&format!("{} to {} of {addr}", ours.name, theirs.name));
         tried.push(Pair {
             outcome: peer.try_pair(&ours.name, &theirs.name, settings),
             ours: ours.name.clone(),
@@ -198,10 +205,11 @@ pub(super) fn check(
         ));
     }
     let lost = Losses::read(host).since(&before);
+    let with_pairs: BTreeSet<usize> = pairs.iter().map(|(at, ..)| *at).collect();
     for (at, Tries { addr, outcome }) in hosts.iter().enumerate() {
         let Outcome::Pairs(tried) = outcome else { continue };
         tell(addr, tried, report);
-        let has_pair = pairs.iter().any(|(of, ..)| *of == at);
+        let has_pair = with_pairs.contains(&at);
         let no_time = has_pair && tried.is_empty();
         if !no_time && !tried.iter().any(Pair::was_tried) {
             tell_none(addr, has_pair, report);

@@ -1,4 +1,4 @@
-//! What each end of `invar doctor --peer` says of itself, so that the other can compare.
+//! The version, the clock and the settings of an end. `invar doctor --peer` compares those of both ends.
 
 use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};

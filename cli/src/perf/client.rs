@@ -44,7 +44,7 @@ pub(super) struct Measured {
     pub(super) rows: Vec<Row>,
 }
 
-/// What a server says to a client that asks for nothing.
+/// The first message of a server, and the addresses of both ends.
 pub(super) struct Hello {
     pub(super) devices: Vec<Offer>,
     pub(super) about: Option<About>,

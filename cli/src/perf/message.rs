@@ -36,7 +36,7 @@ pub(super) enum Reply {
         /// The devices that a client may ask for, at most [`OFFERS_MAX`].
         #[serde(default)]
         devices: Vec<Offer>,
-        /// What the server says of itself. An older server does not tell.
+        /// The server's version, clock and settings. An older server does not send them.
         #[serde(default)]
         about: Option<About>,
     },

@@ -29,7 +29,7 @@ pub(crate) struct Peer {
     pub(crate) devices: Vec<Offer>,
     /// Whether the server is on this host.
     pub(crate) is_here: bool,
-    /// What the server says of itself, and its clock. An older server does not tell.
+    /// The server's version, settings and clock; `None` for an older server, which does not send them.
     pub(crate) about: Option<(About, ClockOffset)>,
 }
 

@@ -207,3 +207,14 @@ fn a_host_without_a_port_has_the_default_one() {
         assert!(error.starts_with(&format!("'{text}' is no HOST and no HOST:PORT: ")), "{error}");
     }
 }
+
+#[test]
+fn the_form_of_a_host_is_checked_without_the_resolver() {
+    for (text, port) in [("no name:80", None), ("no.such.host", Some(80)), ("[::1]:80", None)] {
+        check_host_port(text, port).unwrap();
+    }
+    for text in ["host:port", "", "host:80:80:"] {
+        let error = check_host_port(text, Some(80)).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidInput, "{error}");
+    }
+}

@@ -1,4 +1,4 @@
-//! View frames: what an end says of itself if its connection stands still; see [`stall`](crate::stall).
+//! View frames: an end sends its view if its connection stands still; see [`stall`](crate::stall).
 
 use static_assertions::assert_eq_size;
 use zerocopy::byteorder::little_endian::U32;
@@ -30,7 +30,7 @@ assert_eq_size!(ViewFrameBytes, [u8; 112]);
 
 const KIND: [u8; 4] = *b"VIEW";
 
-/// What an end says of itself. These frames have no number: the frames of buffers count without them.
+/// The view of an end. View frames have no sequence number, and do not count among the frames of buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ViewFrame {
     /// View of the end.
