@@ -209,22 +209,28 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
     /// Tests a request. [`Fast::Done`] gives the request's bytes if the request has exactly one size.
     #[inline(always)]
     pub(super) fn test(&mut self, request: &Request) -> Fast<u32> {
-        match self.take(request) {
-            Fast::Pending => match self.poll_for(request) {
-                // The poll may have booked completions of this request. If not, more may be there.
-                Fast::Slow => match self.take(request) {
-                    Fast::Pending => Fast::Slow,
-                    taken => taken,
-                },
-                polled => polled,
+        match self.test_fast(request) {
+            Fast::Slow => match self.take(request) {
+                // More completions may be there.
+                Fast::Pending => Fast::Slow,
+                taken => taken,
             },
+            tested => tested,
+        }
+    }
+
+    /// Tests a request with one poll at most. After [`Fast::Slow`] the request may be done.
+    #[inline(always)]
+    pub(super) fn test_fast(&mut self, request: &Request) -> Fast<u32> {
+        match self.take(request) {
+            Fast::Pending => self.poll_for(request),
             taken => taken,
         }
     }
 
     /// Tests a request without a poll.
     #[inline(always)]
-    pub(super) fn take(&mut self, request: &Request) -> Fast<u32> {
+    fn take(&mut self, request: &Request) -> Fast<u32> {
         let entry = self.reqs.at(request.raw());
         match entry.progress(request.raw()) {
             Progress::Pending => Fast::Pending,
@@ -233,35 +239,27 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         }
     }
 
-    /// Polls once for a request that is pending. After [`Fast::Slow`] the request may be done.
+    /// Polls once for a request that is pending, and ends it if the one completion that came is its last.
+    /// Books any other completions; then the request may be done too.
     #[inline(always)]
-    pub(super) fn poll_for(&mut self, request: &Request) -> Fast<u32> {
-        match self.verbs.nic.poll(&self.verbs.cq, &mut self.wcs) {
-            Ok(0) => Fast::Pending,
-            Ok(1) => self.test_polled(request),
-            Ok(polled) => {
-                self.book_polled(polled);
-                Fast::Slow
-            }
+    fn poll_for(&mut self, request: &Request) -> Fast<u32> {
+        let polled = match self.verbs.nic.poll(&self.verbs.cq, &mut self.wcs) {
+            Ok(0) => return Fast::Pending,
+            Ok(polled) => polled,
             Err(error) => {
                 self.poll_failed(error);
-                Fast::Slow
+                return Fast::Slow;
             }
-        }
-    }
-
-    /// Ends the request if the one completion that a test has polled is the last one of this request.
-    /// Books any other completion.
-    #[inline(always)]
-    fn test_polled(&mut self, request: &Request) -> Fast<u32> {
+        };
         let Self { wcs: [wc, ..], reqs, bytes, .. } = self;
-        if wc.status == WcStatus::SUCCESS
+        if polled == 1
+            && wc.status == WcStatus::SUCCESS
             && let Some(entry) = R::of_message(reqs, wc)
             && entry.is_last(request.raw())
         {
             return R::take_last(entry, wc, bytes);
         }
-        self.book_polled(1);
+        self.book_polled(polled);
         Fast::Slow
     }
 

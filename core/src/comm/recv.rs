@@ -120,12 +120,62 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         self.irecv_one::<false>(buf)
     }
 
-    /// The first step of the fast path of [`RecvComm::irecv`], for one buffer. `started` gets the request.
-    ///
-    /// After [`Fast::Done`] call [`RecvComm::post_fast`] before any other call; see
-    /// [`SendComm::isend_fast`](super::SendComm::isend_fast).
+    /// The fast path of [`RecvComm::irecv`], for one buffer. `started` gets the request before the receive is
+    /// posted; see [`SendComm::isend_fast`](super::SendComm::isend_fast).
     #[inline(always)]
     pub fn irecv_fast(&mut self, buf: &RecvBuf, started: impl FnOnce(Request)) -> Fast<()> {
+        self.irecv_one_fast::<false>(buf, started)
+    }
+
+    /// The fast path of [`RecvComm::irecv`], for `nreqs` buffers. `buf` returns each of them, or `None` if the
+    /// slow path must refuse it. `started` gets the request before the receive is posted.
+    #[inline(always)]
+    pub fn irecv_group_fast(
+        &mut self,
+        nreqs: usize,
+        buf: impl Fn(usize) -> Option<RecvBuf>,
+        started: impl FnOnce(Request),
+    ) -> Fast<()> {
+        let is_group = (2..=self.group_max).contains(&nreqs);
+        if N::RAILS_MAX > 1 || self.base.gate != Gate::Open || !is_group {
+            return Fast::Slow;
+        }
+        let Some(request) = self.lay_out(nreqs, buf) else { return Fast::Slow };
+        started(request);
+        self.post_row::<false>();
+        Fast::Done(())
+    }
+
+    /// Posts a receive of one buffer ahead of need: no send waits for this buffer yet, since other
+    /// buffers come before it. A software NIC may tell the peer of this buffer a little later, together
+    /// with other news.
+    ///
+    /// # Errors
+    /// This call fails with the same errors as [`RecvComm::irecv`].
+    pub fn irecv_ahead(&mut self, buf: &RecvBuf) -> Result<Option<Request>, Error> {
+        self.irecv_one::<true>(buf)
+    }
+
+    /// Posts a receive of one buffer by the fast path, or else by the slow path.
+    #[inline(always)]
+    fn irecv_one<const AHEAD: bool>(&mut self, buf: &RecvBuf) -> Result<Option<Request>, Error> {
+        let mut started = None;
+        match self.irecv_one_fast::<AHEAD>(buf, |request| started = Some(request)) {
+            Fast::Done(()) if self.base.gate == Gate::Failed => Err(self.base.error(Failed)),
+            Fast::Done(()) => Ok(started),
+            _ => {
+                let posted = self.irecv_slow(core::slice::from_ref(buf));
+                posted.map_err(|failed| self.base.error(failed))
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn irecv_one_fast<const AHEAD: bool>(
+        &mut self,
+        buf: &RecvBuf,
+        started: impl FnOnce(Request),
+    ) -> Fast<()> {
         if N::RAILS_MAX > 1 || self.base.gate != Gate::Open {
             cold_path();
             return Fast::Slow;
@@ -146,58 +196,8 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         started(request);
         // By now the request needs no register any more.
         row.store(0, &slot(buf, 1, self.idx));
+        self.post_row::<AHEAD>();
         Fast::Done(())
-    }
-
-    /// The first step of the fast path of [`RecvComm::irecv`], for `nreqs` buffers. `buf` returns each of
-    /// them, or `None` if the slow path must refuse it.
-    #[inline(always)]
-    pub fn irecv_group_fast(
-        &mut self,
-        nreqs: usize,
-        buf: impl Fn(usize) -> Option<RecvBuf>,
-        started: impl FnOnce(Request),
-    ) -> Fast<()> {
-        let is_group = (2..=self.group_max).contains(&nreqs);
-        if N::RAILS_MAX > 1 || self.base.gate != Gate::Open || !is_group {
-            return Fast::Slow;
-        }
-        match self.lay_out(nreqs, buf) {
-            Some(request) => {
-                started(request);
-                Fast::Done(())
-            }
-            None => Fast::Slow,
-        }
-    }
-
-    /// Posts a receive of one buffer ahead of need: no send waits for this buffer yet, since other
-    /// buffers come before it. A software NIC may tell the peer of this buffer a little later, together
-    /// with other news.
-    ///
-    /// # Errors
-    /// This call fails with the same errors as [`RecvComm::irecv`].
-    pub fn irecv_ahead(&mut self, buf: &RecvBuf) -> Result<Option<Request>, Error> {
-        self.irecv_one::<true>(buf)
-    }
-
-    /// Posts a receive of one buffer by the fast path, or else by the slow path.
-    #[inline(always)]
-    fn irecv_one<const AHEAD: bool>(&mut self, buf: &RecvBuf) -> Result<Option<Request>, Error> {
-        let mut started = None;
-        match self.irecv_fast(buf, |request| started = Some(request)) {
-            Fast::Done(()) => {
-                self.post::<AHEAD>();
-                match self.base.gate {
-                    Gate::Failed => Err(self.base.error(Failed)),
-                    _ => Ok(started),
-                }
-            }
-            _ => {
-                let posted = self.irecv_slow(core::slice::from_ref(buf));
-                posted.map_err(|failed| self.base.error(failed))
-            }
-        }
     }
 
     /// Makes received data visible to a reader that may not yet see the NIC's writes, such as a GPU.
@@ -234,11 +234,11 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         }
     }
 
-    /// The first step of the fast path of [`RecvComm::test`]: takes the result of a request of one buffer that is
-    /// done. [`Fast::Done`] gives the bytes received. After [`Fast::Pending`] call [`RecvComm::poll_fast`].
+    /// The fast path of [`RecvComm::test`], for a request of one size, with one poll at most.
+    /// [`Fast::Done`] gives the bytes received, and `request` is over.
     #[inline(always)]
-    pub fn take_fast(&mut self, request: &Request) -> Fast<u32> {
-        self.base.take(request)
+    pub fn test_fast(&mut self, request: &Request) -> Fast<u32> {
+        self.base.test_fast(request)
     }
 
     /// The fast path of [`RecvComm::test`] for a request of several buffers that is done. Returns the bytes
@@ -250,12 +250,6 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
             return None;
         }
         Some(&self.received[..self.received_len.min(RECVS_MAX)])
-    }
-
-    /// The second step of the fast path of [`RecvComm::test`]: polls once for a pending request.
-    #[inline(always)]
-    pub fn poll_fast(&mut self, request: &Request) -> Fast<u32> {
-        self.base.poll_for(request)
     }
 
     /// Closes the comm and tells the peer which messages have arrived (not on the wire of NCCL 2.14).
@@ -321,7 +315,7 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
             self.post_on_rails(only)?;
             return Ok(Some(request));
         }
-        self.post::<false>();
+        self.post_row::<false>();
         if self.base.gate == Gate::Failed { Err(Failed) } else { Ok(Some(request)) }
     }
 

@@ -79,13 +79,8 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
     pub fn isend(&mut self, buf: &SendBuf, tag: u32) -> Result<Option<Request>, Error> {
         let mut started = None;
         match self.isend_fast(buf, tag, |request| started = Some(request)) {
-            Fast::Done(()) => {
-                self.post_whole();
-                match self.base.gate {
-                    Gate::Failed => Err(self.base.error(Failed)),
-                    _ => Ok(started),
-                }
-            }
+            Fast::Done(()) if self.base.gate == Gate::Failed => Err(self.base.error(Failed)),
+            Fast::Done(()) => Ok(started),
             Fast::Pending => Ok(None),
             Fast::Slow => self.isend_slow(buf, tag).map_err(|failed| self.base.error(failed)),
         }
@@ -129,17 +124,11 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         }
     }
 
-    /// The first step of the fast path of [`SendComm::test`]: takes the result of a request that is
-    /// done. [`Fast::Done`] gives the bytes sent. After [`Fast::Pending`] call [`SendComm::poll_fast`].
+    /// The fast path of [`SendComm::test`], for a request of one size, with one poll at most.
+    /// [`Fast::Done`] gives the bytes sent, and `request` is over.
     #[inline(always)]
-    pub fn take_fast(&mut self, request: &Request) -> Fast<u32> {
-        self.base.take(request)
-    }
-
-    /// The second step of the fast path of [`SendComm::test`]: polls once for a pending request.
-    #[inline(always)]
-    pub fn poll_fast(&mut self, request: &Request) -> Fast<u32> {
-        self.base.poll_for(request)
+    pub fn test_fast(&mut self, request: &Request) -> Fast<u32> {
+        self.base.test_fast(request)
     }
 
     /// The number of sends that have started and were not yet tested as done.
@@ -188,11 +177,9 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         self.row = self.row.wrapping_add(1) & self.row_mask;
     }
 
-    /// The first step of the fast path of [`SendComm::isend`], for a message whose row has one slot, if the
-    /// first queue pair carries the message in one work request. `started` gets the request.
-    ///
-    /// After [`Fast::Done`] call [`SendComm::post_fast`] before any other call. A caller makes it in another
-    /// function: the first step needs many registers, and the second step none of them.
+    /// The fast path of [`SendComm::isend`], for a message whose row has one slot, if the first queue pair
+    /// carries the message in one work request. `started` gets the request before the message is posted, so
+    /// that a caller keeps nothing for it meanwhile. If posting fails, the test of the request fails too.
     #[inline(always)]
     pub fn isend_fast(
         &mut self,
@@ -222,38 +209,19 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         wr.set_sge(Sge { addr: buf.addr, length: buf.len, lkey: buf.lkey });
         wr.set_imm(buf.len);
         started(request);
+        self.post_whole();
         Fast::Done(())
-    }
-
-    /// The second step of the fast path of [`SendComm::isend`]: posts the message that the first step has laid
-    /// out. If posting fails, the test of the request fails too.
-    #[inline(always)]
-    pub fn post_fast(&mut self) {
-        let Self { base: Base { verbs, refusal, .. }, wr, .. } = self;
-        if let Err(refused) = verbs.nic.post_list(&verbs.qp, wr, 0, refusal) {
-            self.whole_refused(refused);
-            return;
-        }
-        if !verbs.other_qps.is_empty() && self.post_on_others().is_err() {
-            return;
-        }
-        self.advance();
     }
 
     /// The slow path of [`SendComm::isend`]. Most such messages belong to a group.
     #[inline(never)]
     fn isend_slow(&mut self, buf: &SendBuf, tag: u32) -> Result<Option<Request>, Failed> {
         self.begin_next_group();
-        let mut started = None;
-        match self.isend_grouped_fast(buf, tag, |request| started = Some(request)) {
-            Fast::Done(is_complete) => {
-                if is_complete {
-                    self.send_group()?;
-                }
-                Ok(started)
-            }
-            _ => self.isend_any(buf, tag),
+        let Some(request) = self.match_next(buf, tag) else { return self.isend_any(buf, tag) };
+        if self.group.is_complete() {
+            self.send_group()?;
         }
+        Ok(Some(request))
     }
 
     /// Sends a message that no fast path can send.
@@ -328,10 +296,19 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
     }
 
     /// Posts the message of its own that is laid out, and takes its row: all of it on the first
-    /// queue pair, nothing on the others.
-    #[inline(never)]
+    /// queue pair, nothing on the others. This is a function of its own, because laying out takes many
+    /// registers and posting takes none of them.
+    #[inline(always)]
     fn post_whole(&mut self) {
-        self.post_fast();
+        let Self { base: Base { verbs, refusal, .. }, wr, .. } = self;
+        if let Err(refused) = verbs.nic.post_list(&verbs.qp, wr, 0, refusal) {
+            self.whole_refused(refused);
+            return;
+        }
+        if !verbs.other_qps.is_empty() && self.post_on_others().is_err() {
+            return;
+        }
+        self.advance();
     }
 
     /// Posts the end of the message on all queue pairs but the first.

@@ -1,9 +1,9 @@
-//! Ends as trait objects are ends too. So callers that are generic over ends can take any end. Their sends
-//! and receives have no fast path, because a fast path is generic.
+//! Ends as trait objects are ends too. So callers that are generic over ends can take any end. Their calls
+//! have no fast path, because a fast path is generic.
 
 use std::os::fd::BorrowedFd;
 
-use invar_core::comm::{Fast, Flush, FlushBuf, RecvBuf, Request, SendBuf};
+use invar_core::comm::{Flush, FlushBuf, RecvBuf, Request, SendBuf};
 use invar_core::error::{Ends, Error as CoreError};
 use invar_linux::interest::Interest;
 
@@ -51,16 +51,6 @@ macro_rules! impl_end {
 
             fn snapshot(&self, counts: bool) -> Option<Snapshot> {
                 (**self).snapshot(counts)
-            }
-
-            #[inline(always)]
-            fn take_fast(&mut self, request: &Request) -> Fast<u32> {
-                (**self).take_fast(request)
-            }
-
-            #[inline(always)]
-            fn poll_fast(&mut self, request: &Request) -> Fast<u32> {
-                (**self).poll_fast(request)
             }
         }
     };

@@ -76,16 +76,10 @@ pub trait End: Send {
         None
     }
 
-    /// The first step of the fast path of a test, for a request of one size. If the request is done, takes
-    /// its result, which is the bytes of that size. After [`Fast::Pending`] call [`End::poll_fast`].
+    /// The fast path of a test, for a request of one size; see
+    /// [`SendComm::test_fast`](invar_core::comm::SendComm::test_fast).
     #[inline(always)]
-    fn take_fast(&mut self, _request: &Request) -> Fast<u32> {
-        Fast::Slow
-    }
-
-    /// The second step of the fast path of a test: polls once for a pending request.
-    #[inline(always)]
-    fn poll_fast(&mut self, _request: &Request) -> Fast<u32> {
+    fn test_fast(&mut self, _request: &Request) -> Fast<u32> {
         Fast::Slow
     }
 
@@ -111,8 +105,7 @@ pub trait SendEnd: End {
     /// stays registered, and nobody writes it, until the request is done or this end is dropped.
     unsafe fn isend(&mut self, buf: &SendBuf, tag: u32) -> Result<Option<Request>, CoreError>;
 
-    /// The first step of the fast path of [`SendEnd::isend`]. `started` gets the request. After [`Fast::Done`]
-    /// call [`SendEnd::post_fast`] before any other call.
+    /// The fast path of [`SendEnd::isend`]; see [`SendComm::isend_fast`](invar_core::comm::SendComm::isend_fast).
     ///
     /// # Safety
     /// The caller makes the promises of [`SendEnd::isend`].
@@ -129,19 +122,14 @@ pub trait SendEnd: End {
         Fast::Slow
     }
 
-    /// The second step of the fast path of [`SendEnd::isend`]: posts the message. If posting fails, the test of
-    /// its request fails too.
-    fn post_fast(&mut self) {}
-
     /// Begins to match a group of receives, if the peer has posted one and none has begun. Returns whether
-    /// a group has begun now.
+    /// a group has begun now. [`SendEnd::isend`] does this by itself.
     fn begin_next_group(&mut self) -> bool {
         false
     }
 
-    /// The first step of the fast path of [`SendEnd::isend`] for the next message of a group that has begun.
-    /// `started` gets the request. [`Fast::Done`] says whether the group is complete: then call
-    /// [`SendEnd::post_group_fast`] before any other call.
+    /// The fast path of [`SendEnd::isend`] for the next message of a group that has begun; see
+    /// [`SendComm::isend_grouped_fast`](invar_core::comm::SendComm::isend_grouped_fast).
     ///
     /// # Safety
     /// The caller makes the promises of [`SendEnd::isend`].
@@ -151,16 +139,12 @@ pub trait SendEnd: End {
         _buf: &SendBuf,
         _tag: u32,
         _started: impl FnOnce(Request),
-    ) -> Fast<bool>
+    ) -> Fast<()>
     where
         Self: Sized,
     {
         Fast::Slow
     }
-
-    /// The second step of the fast path of [`SendEnd::isend`] for a group: posts the group. If posting fails,
-    /// the tests of its requests fail too.
-    fn post_group_fast(&mut self) {}
 
     /// Returns the size in bytes of the receive that a send with `tag` would match now, if the peer has
     /// posted one.
@@ -211,8 +195,8 @@ pub trait RecvEnd: End {
         unsafe { self.irecv(std::slice::from_ref(buf)) }
     }
 
-    /// The first step of the fast path of [`RecvEnd::irecv`], for one buffer. `started` gets the request.
-    /// After [`Fast::Done`] call [`RecvEnd::post_fast`] before any other call.
+    /// The fast path of [`RecvEnd::irecv`] for one buffer; see
+    /// [`RecvComm::irecv_fast`](invar_core::comm::RecvComm::irecv_fast).
     ///
     /// # Safety
     /// The caller makes the promises of [`RecvEnd::irecv`].
@@ -224,8 +208,8 @@ pub trait RecvEnd: End {
         Fast::Slow
     }
 
-    /// The first step of the fast path of [`RecvEnd::irecv`], for `nreqs` buffers. `buf` returns each of them,
-    /// or `None` if the slow path must refuse it.
+    /// The fast path of [`RecvEnd::irecv`] for `nreqs` buffers. `buf` returns each of them, or `None` if the
+    /// slow path must refuse it.
     ///
     /// # Safety
     /// The caller makes the promises of [`RecvEnd::irecv`].
@@ -241,10 +225,6 @@ pub trait RecvEnd: End {
     {
         Fast::Slow
     }
-
-    /// The second step of the fast path of [`RecvEnd::irecv`]: posts the receive. If posting fails, the test of
-    /// its request fails too.
-    fn post_fast(&mut self) {}
 
     /// The fast path of a test for a receive of several buffers that is done. If it is, writes the number of
     /// received bytes of each buffer to `sizes`, and the request is over.

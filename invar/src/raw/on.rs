@@ -229,13 +229,8 @@ impl<N: SharedNic, S: Stream + Send> End for On<comm::SendComm<N, S>, N> {
     }
 
     #[inline(always)]
-    fn take_fast(&mut self, request: &Request) -> Fast<u32> {
-        self.comm.take_fast(request)
-    }
-
-    #[inline(always)]
-    fn poll_fast(&mut self, request: &Request) -> Fast<u32> {
-        self.comm.poll_fast(request)
+    fn test_fast(&mut self, request: &Request) -> Fast<u32> {
+        self.comm.test_fast(request)
     }
 }
 
@@ -267,11 +262,6 @@ impl<N: SharedNic, S: Stream + Send> SendEnd for On<comm::SendComm<N, S>, N> {
     }
 
     #[inline(always)]
-    fn post_fast(&mut self) {
-        self.comm.post_fast();
-    }
-
-    #[inline(always)]
     fn begin_next_group(&mut self) -> bool {
         self.comm.begin_next_group()
     }
@@ -282,13 +272,8 @@ impl<N: SharedNic, S: Stream + Send> SendEnd for On<comm::SendComm<N, S>, N> {
         buf: &SendBuf,
         tag: u32,
         started: impl FnOnce(Request),
-    ) -> Fast<bool> {
+    ) -> Fast<()> {
         self.comm.isend_grouped_fast(buf, tag, started)
-    }
-
-    #[inline(always)]
-    fn post_group_fast(&mut self) {
-        self.comm.post_group_fast();
     }
 
     fn room(&mut self, tag: u32) -> Result<Option<u32>, CoreError> {
@@ -350,13 +335,8 @@ impl<N: SharedNic, S: Stream + Send> End for On<comm::RecvComm<N, S>, N> {
     }
 
     #[inline(always)]
-    fn take_fast(&mut self, request: &Request) -> Fast<u32> {
-        self.comm.take_fast(request)
-    }
-
-    #[inline(always)]
-    fn poll_fast(&mut self, request: &Request) -> Fast<u32> {
-        self.comm.poll_fast(request)
+    fn test_fast(&mut self, request: &Request) -> Fast<u32> {
+        self.comm.test_fast(request)
     }
 
     fn close(self: Box<Self>) {
@@ -392,11 +372,6 @@ impl<N: SharedNic, S: Stream + Send> RecvEnd for On<comm::RecvComm<N, S>, N> {
         started: impl FnOnce(Request),
     ) -> Fast<()> {
         self.comm.irecv_group_fast(nreqs, buf, started)
-    }
-
-    #[inline(always)]
-    fn post_fast(&mut self) {
-        self.comm.post_fast();
     }
 
     #[inline(always)]

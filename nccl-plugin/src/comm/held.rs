@@ -80,10 +80,10 @@ where
         let mut entered = unsafe { end.cast::<Biased<Self>>().as_ref().entered() };
         let Self { end, asked, .. } = &mut *entered;
         // SAFETY: NCCL promises that `done` and `sizes` have room for the answers, or are null.
-        if let Some(code) = unsafe { asked.test_fast(&mut **end, request, done, sizes) } {
-            return code;
+        match unsafe { asked.test_fast(&mut **end, request, done, sizes) } {
+            Some(code) => code,
+            None => Self::test_again(entered),
         }
-        Self::test_again(entered)
     }
 
     /// [`Held::test`] with the mutex.
@@ -100,20 +100,23 @@ where
         // SAFETY: The caller gives a pointer to an end of this type.
         let this: &Biased<Self> = unsafe { end.cast().as_ref() };
         this.bias().leave();
-        // SAFETY: NCCL makes one call on an end at a time.
-        let kept = unsafe { this.lock() }.asked.keep(request, done, sizes);
-        if kept == Code::SUCCESS { Self::test_slow(this) } else { kept }
+        // SAFETY: NCCL makes one call on an end at a time, and promises room for the answers.
+        match unsafe { this.lock().asked.keep(request, done, sizes) } {
+            Some(code) => code,
+            None => Self::test_slow(this),
+        }
     }
 
     /// `test` after the poll of the fast path has booked completions.
     #[inline(never)]
     extern "C" fn test_again(mut entered: Entered<'_, Self>) -> Code {
         let Self { end, asked: Asked { request, done, sizes }, .. } = &mut *entered;
-        if let Fast::Done(size) = end.take_fast(request) {
+        match end.test_fast(request) {
             // SAFETY: NCCL promises that `done` and `sizes` have room for the answers.
-            return unsafe { answer(size, *done, *sizes) };
+            Fast::Done(size) => unsafe { answer(size, *done, *sizes) },
+            Fast::Pending => Code::SUCCESS,
+            Fast::Slow => Self::test_rest(entered),
         }
-        Self::test_rest(entered)
     }
 }
 
@@ -166,20 +169,29 @@ impl Default for Asked {
 }
 
 impl Asked {
-    /// Keeps the arguments of a test, and reports its request as pending.
-    fn keep(&mut self, request: *mut c_void, done: *mut c_int, sizes: *mut c_int) -> Code {
+    /// Keeps the arguments of a test, and reports its request as pending. Returns the code of a wrong call.
+    ///
+    /// # Safety
+    /// `done` is null or has room for a flag.
+    #[inline(always)]
+    unsafe fn keep(
+        &mut self,
+        request: *mut c_void,
+        done: *mut c_int,
+        sizes: *mut c_int,
+    ) -> Option<Code> {
         if done.is_null() {
-            return null("test: done").0;
+            return Some(null("test: done").0);
         }
-        // SAFETY: NCCL promises that `done` has room for a flag.
+        self.request = Request::from_raw(request::token(request));
+        (self.done, self.sizes) = (done, sizes);
+        // SAFETY: The caller upholds this function's safety contract.
         unsafe { done.write(0) };
-        *self = Asked { request: Request::from_raw(request::token(request)), done, sizes };
-        Code::SUCCESS
+        None
     }
 
     /// Tries the fast path of NCCL's `test`. Returns `None` if the slow path must answer. By then the
-    /// arguments are kept here, and the request is reported as pending. A request that is done already
-    /// needs neither: this saves 6 instructions.
+    /// arguments are kept here.
     ///
     /// # Safety
     /// `done` is null or has room for a flag, and `sizes` is null or has room for a size.
@@ -191,26 +203,16 @@ impl Asked {
         done: *mut c_int,
         sizes: *mut c_int,
     ) -> Option<Code> {
-        if done.is_null() {
-            return Some(null("test: done").0);
-        }
-        self.request = Request::from_raw(request::token(request));
-        let mut tested = end.take_fast(&self.request);
-        if let Fast::Done(size) = tested {
-            // SAFETY: The caller's promise.
-            return Some(unsafe { answer(size, done, sizes) });
-        }
-        // SAFETY: The caller's promise.
-        unsafe { done.write(0) };
-        (self.done, self.sizes) = (done, sizes);
-        if tested == Fast::Pending {
-            tested = end.poll_fast(&self.request);
-        }
-        match tested {
-            // SAFETY: The caller's promise.
-            Fast::Done(size) => Some(unsafe { answer(size, self.done, self.sizes) }),
-            Fast::Pending => Some(Code::SUCCESS),
-            Fast::Slow => None,
+        // SAFETY: The caller upholds this function's safety contract.
+        unsafe {
+            if let Some(code) = self.keep(request, done, sizes) {
+                return Some(code);
+            }
+            match end.test_fast(&self.request) {
+                Fast::Done(size) => Some(answer(size, self.done, self.sizes)),
+                Fast::Pending => Some(Code::SUCCESS),
+                Fast::Slow => None,
+            }
         }
     }
 }

@@ -45,7 +45,7 @@ impl<E: RecvEnd> NetEnd for Biased<Receiver<E>> {
         unsafe {
             let started = |started| _ = give(Some(started), *low_half, request);
             if end.irecv_fast(&buf(data, size, tag, mhandle), started) == Fast::Done(()) {
-                return Receiver::post(entered);
+                return Code::SUCCESS;
             }
         }
         let this = Entered::leave(entered);
@@ -160,7 +160,7 @@ impl<E: RecvEnd> Receiver<E> {
             unsafe {
                 let started = |started| _ = give(Some(started), *low_half, request);
                 if end.irecv_group_fast(nreqs, buf, started) == Fast::Done(()) {
-                    return Self::post(entered);
+                    return Code::SUCCESS;
                 }
             }
         }
@@ -172,13 +172,6 @@ impl<E: RecvEnd> Receiver<E> {
         // SAFETY: The loop has written each of these buffers.
         let bufs = unsafe { bufs[..nreqs].assume_init_ref() };
         Self::irecv_any_case(this, bufs, request)
-    }
-
-    /// Posts the receive that the fast path has laid out.
-    #[inline(never)]
-    extern "C" fn post(mut entered: Entered<'_, Self>) -> Code {
-        entered.end.post_fast();
-        Code::SUCCESS
     }
 
     /// The slow path of `irecv` of one buffer: checks all arguments and handles all cases.

@@ -38,7 +38,7 @@ impl<E: SendEnd> NetEnd for Biased<Sender<E>> {
             let give = |started| give(started, *low_half, request);
             let started = |request| _ = give(Some(request));
             match end.isend_fast(&buf(data, size, mhandle), tag as u32, started) {
-                Fast::Done(()) => Sender::post(entered),
+                Fast::Done(()) => Code::SUCCESS,
                 Fast::Pending => give(None),
                 Fast::Slow => Sender::isend_grouped(entered, data, size, tag, mhandle, request),
             }
@@ -68,25 +68,10 @@ impl<E: SendEnd> Sender<E> {
         unsafe {
             let started = |started| _ = give(Some(started), *low_half, request);
             match end.isend_grouped_fast(&buf(data, size, mhandle), tag as u32, started) {
-                Fast::Done(true) => Self::post_group(entered),
-                Fast::Done(false) => Code::SUCCESS,
+                Fast::Done(()) => Code::SUCCESS,
                 _ => Self::isend_first(entered, data, size, tag, mhandle, request),
             }
         }
-    }
-
-    /// Posts the message that the fast path has laid out.
-    #[inline(never)]
-    extern "C" fn post(mut entered: Entered<'_, Self>) -> Code {
-        entered.end.post_fast();
-        Code::SUCCESS
-    }
-
-    /// Posts the group whose last message the fast path has added.
-    #[inline(never)]
-    extern "C" fn post_group(mut entered: Entered<'_, Self>) -> Code {
-        entered.end.post_group_fast();
-        Code::SUCCESS
     }
 
     /// `isend` of a message that may be the first of a group. This step is a function of its own, so that

@@ -9,18 +9,12 @@ use crate::conn::Stream;
 use crate::nic::{Nic, Refused};
 
 impl<N: Nic, S: Stream> RecvComm<N, S> {
-    /// The second step of the fast path of [`RecvComm::irecv`]: posts the receive that the first step has laid
-    /// out. If posting fails, the test of the request fails too.
-    #[inline(always)]
-    pub fn post_fast(&mut self) {
-        self.post::<false>();
-    }
-
     /// Posts a receive on each queue pair, then the row of slots on the first. Takes the next
     /// request, which is armed. If the NIC refuses a work request, the comm fails. `AHEAD` says that no
-    /// send waits for the row yet.
+    /// send waits for the row yet. This is a function of its own, because laying out takes many registers and
+    /// posting takes none of them.
     #[inline(always)]
-    pub(super) fn post<const AHEAD: bool>(&mut self) {
+    pub(super) fn post_row<const AHEAD: bool>(&mut self) {
         let Self { base: Base { verbs, refusal, .. }, recv_wr, .. } = self;
         if let Err(refused) = verbs.nic.post_empty_recv(&verbs.qp, recv_wr, refusal) {
             self.first_recv_refused(refused);

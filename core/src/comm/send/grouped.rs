@@ -39,47 +39,47 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         Fast::Done(())
     }
 
-    /// The first step of the fast path of [`SendComm::isend`] for the next message of a group that has
-    /// begun. `started` gets the request.
-    ///
-    /// [`Fast::Done`] says whether the group is complete. Then call [`SendComm::post_group_fast`] before any
-    /// other call.
+    /// The fast path of [`SendComm::isend`] for the next message of a group that has begun; see
+    /// [`SendComm::isend_fast`]. The last message of the group posts all of them.
     #[inline(always)]
     pub fn isend_grouped_fast(
         &mut self,
         buf: &SendBuf,
         tag: u32,
         started: impl FnOnce(Request),
-    ) -> Fast<bool> {
-        if N::RAILS_MAX > 1 || self.base.gate != Gate::Group {
-            return Fast::Slow;
+    ) -> Fast<()> {
+        let Some(request) = self.match_next(buf, tag) else { return Fast::Slow };
+        started(request);
+        if self.group.is_complete() {
+            // The tests of the group's requests tell of a failure.
+            let _ = self.send_group();
         }
-        let row = Row::of(self.base.verbs.control.words(), self.row);
-        let Some(row) = row else { return Fast::Slow };
+        Fast::Done(())
+    }
+
+    /// Adds the next message of a group that has begun, if the slot in turn is for this message.
+    #[inline(always)]
+    pub(super) fn match_next(&mut self, buf: &SendBuf, tag: u32) -> Option<Request> {
+        if N::RAILS_MAX > 1 || self.base.gate != Gate::Group {
+            return None;
+        }
+        let row = Row::of(self.base.verbs.control.words(), self.row)?;
         let slot = row.seen(self.group.next());
         // An empty message has no work request, so the slow path adds it.
         let has_bytes = buf.len.wrapping_sub(1) < LEN_MAX;
         if slot.tag() != tag || !has_bytes {
-            return Fast::Slow;
+            return None;
         }
         let room = slot.room();
         if !room.holds(buf.len) || room.addr == 0 || room.rkey == 0 {
-            return Fast::Slow;
+            return None;
         }
-        started(self.add_to_group(buf, &room));
-        Fast::Done(self.group.is_complete())
-    }
-
-    /// The second step of the fast path of [`SendComm::isend`] for a group: posts the group. If posting fails,
-    /// the tests of its requests fail too.
-    #[inline(always)]
-    pub fn post_group_fast(&mut self) {
-        let _ = self.send_group();
+        Some(self.add_to_group(buf, &room))
     }
 
     /// Begins to match the row at the head, if this row is a complete group. Returns whether it has begun
-    /// one. A caller of [`SendComm::isend_grouped_fast`] calls this function once for each group, in a
-    /// function of its own, because it takes more registers than the fast path.
+    /// one. [`SendComm::isend`] does this by itself. A caller of [`SendComm::isend_grouped_fast`] may do it
+    /// in a function of its own, because it takes more registers than the fast path.
     #[inline(always)]
     pub fn begin_next_group(&mut self) -> bool {
         if N::RAILS_MAX > 1 || self.base.gate != Gate::Open {
