@@ -293,7 +293,8 @@ impl ControlReader {
     }
 
     /// Returns the next message that has arrived completely. `qps` is the number of the peer's queue
-    /// pairs.
+    /// pairs. `budget` is the number of messages that may still be read now, those included that had arrived
+    /// before: a peer that sends without end must not keep the caller.
     ///
     /// # Errors
     /// [`Error::PeerClosed`] at the end of the stream. [`Error::Unexpected`], [`Error::Preface`] or
@@ -302,8 +303,9 @@ impl ControlReader {
         &mut self,
         stream: &mut impl Stream,
         qps: u16,
+        budget: &mut u32,
     ) -> Result<Option<Control>, Error> {
-        loop {
+        while *budget > 0 {
             let want = match self.bytes.first_chunk() {
                 Some(&REPORT) if self.got >= HEAD_BYTES => REPORT_BYTES,
                 Some(&VIEW) if self.got >= HEAD_BYTES => VIEW_MESSAGE_BYTES,
@@ -312,6 +314,7 @@ impl ControlReader {
             };
             if self.got >= want {
                 self.got = 0;
+                *budget -= 1;
                 if let Some(message) = self.parse(qps)? {
                     return Ok(Some(message));
                 }
@@ -327,6 +330,7 @@ impl ControlReader {
                 return Err(Error::Unexpected);
             }
         }
+        Ok(None)
     }
 
     /// Reads the message that has arrived. Returns `None` if it had arrived before.

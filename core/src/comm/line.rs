@@ -116,13 +116,13 @@ impl<S: Stream> Line<S> {
     ///
     /// # Errors
     /// [`Error::PeerClosed`] if the peer has closed its end. Another error for bytes that are no message.
-    pub(super) fn recv(&mut self, qps: u16) -> Result<Option<Control>, Error> {
+    pub(super) fn recv(&mut self, qps: u16, budget: &mut u32) -> Result<Option<Control>, Error> {
         loop {
             self.flush();
             if self.loss.is_some() {
                 return Ok(None);
             }
-            match self.reader.recv(&mut self.stream, qps) {
+            match self.reader.recv(&mut self.stream, qps, budget) {
                 Ok(Some(message)) => {
                     self.writer.acknowledged(self.reader.heard())?;
                     return Ok(Some(message));

@@ -15,6 +15,8 @@ const SECOND_NS: u64 = 1_000_000_000;
 /// Time in which stopped queue pairs must deliver their last completions. After that the queue pairs are
 /// destroyed, which stops them too, but may lose completions of messages that have arrived.
 const DRAIN_NS: u64 = SECOND_NS;
+/// Most messages of the peer that a call reads. The others stay for the next call.
+const HEARD_AT_ONCE: u32 = 64;
 /// The fault of a peer that does not tell of new queue pairs.
 const NO_REPORT: &str =
     "the peer has made no new queue pairs: its port may be down, or its process stopped";
@@ -270,14 +272,15 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         Ok(())
     }
 
-    /// Reads the messages of the peer that have arrived.
+    /// Reads the messages of the peer that have arrived, at most [`HEARD_AT_ONCE`].
     ///
     /// # Errors
     /// [`Error::PeerClosed`] after a close notice or at the end of the stream, [`Error::PeerFailed`], or
     /// another error for any other bytes.
     pub(super) fn hear(&mut self) -> Result<(), Error> {
         let Self { line, recovery, rails, path, stalls, verbs, rows_done, .. } = self;
-        while let Some(message) = line.recv(verbs.qp_count())? {
+        let mut budget = HEARD_AT_ONCE;
+        while let Some(message) = line.recv(verbs.qp_count(), &mut budget)? {
             match message {
                 Control::Report(report) => recovery.heard(report)?,
                 Control::RailsReport(report) if rails.has_several() => {

@@ -28,8 +28,10 @@ const VERDICT: Duration = Duration::from_secs(2);
 const PIECE_BYTES: usize = SEALED_BYTES_MAX;
 /// Maximum bytes of blobs that nobody has asked for, including their lengths.
 const UNASKED_BYTES_MAX: usize = 256 << 20;
+/// Bytes that count for each tag with such blobs.
+const ENTRY_BYTES: usize = 128;
 /// Maximum bytes of a blob, which must fit into that limit.
-const BLOB_BYTES_MAX: usize = UNASKED_BYTES_MAX - size_of::<u32>();
+const BLOB_BYTES_MAX: usize = UNASKED_BYTES_MAX - ENTRY_BYTES - size_of::<u32>();
 /// Maximum time for the last message of a rank that fails or leaves.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
@@ -109,6 +111,9 @@ impl Bootstrap {
                 }
                 Some((header, body)) => {
                     rendezvous::joined(header, &body).map_err(|error| failed(error.to_string()))?;
+                    if joined {
+                        return Err(failed(JoinError::NoHub.to_string()));
+                    }
                     joined = true;
                 }
                 None if Instant::now() >= if joined { deadline + VERDICT } else { deadline } => {
@@ -398,9 +403,7 @@ impl Shared {
         match header.kind {
             Kind::Blob => {
                 let mut blobs = self.blobs();
-                blobs.bytes += body.len();
-                let whole = blobs.waiting.entry((header.from, header.tag)).or_default();
-                whole.extend(body);
+                blobs.add((header.from, header.tag), body);
                 let full = blobs.bytes > UNASKED_BYTES_MAX;
                 drop(blobs);
                 self.news.notify_all();
@@ -421,6 +424,16 @@ impl Shared {
 }
 
 impl Blobs {
+    /// Adds a piece of a blob.
+    fn add(&mut self, from: (u32, u32), piece: &[u8]) {
+        let waiting = self.waiting.entry(from).or_insert_with(|| {
+            self.bytes += ENTRY_BYTES;
+            VecDeque::new()
+        });
+        waiting.extend(piece);
+        self.bytes += piece.len();
+    }
+
     /// Takes the next blob, if it is complete.
     fn take(&mut self, from: (u32, u32)) -> Option<Vec<u8>> {
         let waiting = self.waiting.get_mut(&from)?;
@@ -435,6 +448,10 @@ impl Blobs {
         }
         let blob = waiting.drain(..end).skip(len.len()).collect();
         self.bytes -= end;
+        if waiting.is_empty() {
+            self.waiting.remove(&from);
+            self.bytes -= ENTRY_BYTES;
+        }
         Some(blob)
     }
 }
@@ -442,4 +459,21 @@ impl Blobs {
 fn failure(header: Header, body: &[u8]) -> Failure {
     let rank = Some(header.from).filter(|rank| *rank != NOBODY);
     Failure { rank, text: String::from_utf8_lossy(body).into_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_tag_that_nobody_asks_for_counts_until_it_is_asked_for() {
+        let mut blobs = Blobs::default();
+        let pieces: [&[u8]; 3] = [&[], &[1, 0, 0], &[0, 7]];
+        for (tag, piece) in (0..1000).flat_map(|tag| pieces.map(|piece| (tag, piece))) {
+            blobs.add((3, tag), piece);
+        }
+        assert_eq!(blobs.bytes, 1000 * (ENTRY_BYTES + 5));
+        assert!((0..1000).all(|tag| blobs.take((3, tag)) == Some(vec![7])));
+        assert_eq!((blobs.bytes, blobs.waiting.len()), (0, 0));
+    }
 }

@@ -32,6 +32,8 @@ use stuck::{LastView, Stuck};
 const HANDSHAKE_WITHIN: Duration = Duration::from_secs(20);
 /// While this many bytes wait for any rank, the hub reads from no rank.
 const UNSENT_BYTES_MAX: usize = 1 << 20;
+/// Most messages of a rank that the hub forwards in a turn.
+const MESSAGES_AT_ONCE: usize = 64;
 /// Time that a dropped hub waits for the ranks to leave.
 const LINGER: Duration = Duration::from_secs(2);
 /// Interval between two checks whether the ranks have left.
@@ -278,7 +280,11 @@ impl Meeting {
             }
         }
         for at in 0..self.ranks.len() {
-            while !self.is_clogged() {
+            // A rank that sends without end must not keep the hub from the others.
+            for _ in 0..MESSAGES_AT_ONCE {
+                if self.is_clogged() {
+                    break;
+                }
                 let rank = &mut self.ranks[at];
                 match rank.connection.recv() {
                     Ok(Some((header, body))) => {

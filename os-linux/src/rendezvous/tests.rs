@@ -63,7 +63,7 @@ fn a_long_blob_comes_whole() {
 fn a_blob_that_nobody_could_take_in_is_refused() {
     ranks(1, |bootstrap| {
         let error = bootstrap.send(0, 7, &vec![0; 256 << 20]).unwrap_err();
-        let text = "a rendezvous: a blob of 268435456 bytes: at most 268435452 can be";
+        let text = "a rendezvous: a blob of 268435456 bytes: at most 268435324 can be";
         assert_eq!(error.to_string(), text);
     });
 }

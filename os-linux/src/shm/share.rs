@@ -49,6 +49,11 @@ impl Offer {
         let deadline = Instant::now() + within;
         let mut given = 0;
         while given < count {
+            // Anybody on this host may call, and without end.
+            let left = left_until(deadline, abort).map_err(|error| {
+                let what = format!("{given} of {count} came for it within {within:?}");
+                io::Error::new(error.kind(), what)
+            })?;
             match self.listener.accept() {
                 // A failure with one caller does not concern the others.
                 Ok((stream, _)) => match FdStream::new(stream).and_then(|peer| {
@@ -59,10 +64,6 @@ impl Offer {
                     Err(_) => {}
                 },
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                    let left = left_until(deadline, abort).map_err(|error| {
-                        let what = format!("{given} of {count} came for it within {within:?}");
-                        io::Error::new(error.kind(), what)
-                    })?;
                     wait(&mut [PollFd::new(&self.listener, PollFlags::IN)], left)?;
                 }
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}

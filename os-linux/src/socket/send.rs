@@ -18,6 +18,8 @@ use crate::interest::Interest;
 use crate::memory::{Gather, Scatter, read_raw};
 use crate::tcp::OobStream;
 
+/// Most reads of the control socket in a call.
+const READS_AT_ONCE: usize = 8;
 /// Maximum number of messages, and approximate maximum of bytes, in one system call.
 const BATCH_MESSAGES: usize = 16;
 const BATCH_BYTES: usize = 1 << 20;
@@ -318,10 +320,11 @@ impl SendComm {
         Ok((self.main.send_gather(&pieces[..2 * count])?, bytes))
     }
 
-    /// Reads the peer's news about posted buffers.
+    /// Reads the peer's news about posted buffers. A peer that sends news without end must not keep the
+    /// caller, so that some may stay for the next call.
     fn read_control(&mut self) -> Result<(), Error> {
         let mut bytes = [0; 256 * FRAME_BYTES];
-        loop {
+        for _ in 0..READS_AT_ONCE {
             if let Some(error) = self.sender.end() {
                 return Err(error);
             }
@@ -335,6 +338,7 @@ impl SendComm {
                 Err(error) => self.sender.fail(Error::PeerClosed(error)),
             }
         }
+        self.sender.end().map_or(Ok(()), Err)
     }
 
     /// Records that a socket has failed. The peer may have sent the reason.

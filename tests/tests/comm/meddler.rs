@@ -24,6 +24,8 @@ pub(crate) struct Plan {
     pub(crate) holding: Cell<bool>,
     /// The verb that fails.
     pub(crate) failing: Cell<Option<Verb>>,
+    /// A work request that goes behind the next post of work requests.
+    pub(crate) rider: Cell<Option<SendWr>>,
     /// Whether queue pairs cannot be connected.
     pub(crate) refuses_peers: Cell<bool>,
     /// A fake asynchronous event: of the device for ever, or of the queue pairs that exist.
@@ -138,7 +140,8 @@ impl Nic for Meddler {
         self.permit(Verb::PostSend)?;
         let qpn = self.nic.qp_num(qp);
         self.plan.posted.borrow_mut().extend(wrs.iter().map(|wr| (qpn, *wr)));
-        self.nic.post_send(qp, wrs)
+        self.nic.post_send(qp, wrs)?;
+        self.plan.rider.take().map_or(Ok(()), |rider| self.nic.post_send(qp, &[rider]))
     }
 
     fn post_recv(&self, qp: &NullQp, wr: &RecvWr) -> Result<(), NicError> {

@@ -40,7 +40,7 @@ pub(crate) struct RawSlot {
 }
 
 impl RawSlot {
-    fn bytes(&self) -> Vec<u8> {
+    pub(crate) fn bytes(&self) -> Vec<u8> {
         let mut bytes = self.addr.to_le_bytes().to_vec();
         bytes.extend(self.size.to_le_bytes());
         bytes.extend([self.rkey, self.nreqs, self.tag].map(u32::to_le_bytes).concat());

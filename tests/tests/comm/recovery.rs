@@ -3,11 +3,12 @@
 use invar_core::comm::{Flush, FlushBuf, RecoveryStage, RecvBuf, Request, SendBuf};
 use invar_core::conn::CommSettings;
 use invar_core::error::{Error, ErrorKind};
-use invar_core::nic::{Nic, PortAttr, PortState, QpTransition, Verb, Wc, WcStatus};
+use invar_core::nic::{Nic, PortAttr, PortState, QpTransition, SendWr, Sge, Verb, Wc, WcStatus};
 use invar_testkit::duo::{self, Buffer, Duo};
 use invar_testkit::null::NullNic;
 
 use crate::meddler::Meddler;
+use crate::raw_peer::RawSlot;
 use crate::rig;
 
 const SECOND: u64 = 1_000_000_000;
@@ -92,6 +93,47 @@ fn messages_under_way_arrive_after_either_end_has_failed() {
             assert_eq!(line.to.read(64 * place, 64), [place as u8 + 1; 64]);
         }
     }
+}
+
+#[test]
+fn a_row_that_the_peer_changes_never_sends_buffers_that_their_owner_has_back() {
+    let settings = CommSettings { fifo_depth: 8, ..CommSettings::default() };
+    let mut line = Line::new([settings; 2]);
+    let buf = |line: &Line, place: usize| {
+        let (addr, rkey) = (line.to.addr(64 * place), line.to.rkey());
+        RecvBuf { addr, len: 64, tag: 0, rkey }
+    };
+    // The first row has eight messages, and each further one has one.
+    for messages in [8, 1, 1, 1, 1, 1, 1, 1] {
+        let bufs: Vec<RecvBuf> = (0..messages).map(|place| buf(&line, place)).collect();
+        let received = line.duo.recv.irecv(&bufs).expect("irecv").expect("a request");
+        let sent: Vec<_> = (0..messages).map(|i| line.isend(i).expect("a request")).collect();
+        for request in &sent {
+            assert_eq!(line.duo.send.test(request), Ok(Some(64)));
+        }
+        assert_eq!(line.duo.recv.test(&received).map(|sizes| sizes.is_some()), Ok(true));
+    }
+    let (_, first_row) = line.nics[1].plan.posted.borrow()[0];
+    // The next row takes the place of the first. Its message is under way when the peer writes eight slots
+    // over the row, and says that nothing has arrived.
+    let _ = line.irecv(0).expect("a request");
+    line.hold(true);
+    let sent = line.isend(0).expect("a request");
+    let forged = Buffer::new(&line.nics[1], &line.duo.recv_pd, 256);
+    for place in 0..8 {
+        let RecvBuf { addr, rkey, .. } = buf(&line, place);
+        let slot = RawSlot { addr, size: 64, rkey, nreqs: 8, tag: 0, idx: 9 };
+        forged.write(32 * place, &slot.bytes());
+    }
+    let sge = Sge { addr: forged.addr(0), length: 256, lkey: forged.lkey() };
+    let SendWr { remote_addr, rkey, .. } = first_row;
+    line.nics[1].plan.rider.set(Some(SendWr { remote_addr, rkey, sge, ..SendWr::default() }));
+    let _ = line.irecv(1).expect("a request");
+    line.break_end(0, WcStatus::RETRY_EXC_ERR);
+    assert_eq!(line.duo.send.test(&sent), Ok(None));
+    // The receiver gives up its drain after the sender, and only then reports.
+    assert_eq!(line.pass(4000), Err(Error::Unexpected));
+    assert_eq!(line.duo.send.test(&sent), Err(Error::Unexpected));
 }
 
 #[test]

@@ -88,7 +88,7 @@ fn drain(
     let mut received = Vec::new();
     for _ in 0..3000 {
         writer.flush(stream);
-        received.extend(reader.recv(stream, 3).unwrap());
+        received.extend(reader.recv(stream, 3, &mut 64).unwrap());
     }
     received
 }
@@ -127,7 +127,7 @@ proptest! {
             writer.flush(&mut stream);
             // The stream is lost after this many bytes have arrived.
             stream.bytes.truncate(*arrive);
-            while let Some(message) = reader.recv(&mut stream, 3).unwrap() {
+            while let Some(message) = reader.recv(&mut stream, 3, &mut 64).unwrap() {
                 received.push(message);
             }
             stream.bytes.clear();
@@ -159,7 +159,7 @@ proptest! {
             // A view takes the place of one that has not left, so there is always room.
             prop_assert!(writer.put(&message, 0));
             writer.flush(&mut stream);
-            received.extend(reader.recv(&mut stream, 3).unwrap());
+            received.extend(reader.recv(&mut stream, 3, &mut 64).unwrap());
             last = Some(message);
         }
         received.extend(drain(&mut writer, &mut reader, &mut stream));
@@ -172,11 +172,46 @@ proptest! {
         let head = [&CLOSE[..], &REPORT, &READY, &FAILED, &ASK, &SEEN, &VIEW, &[]][head as usize];
         head.iter().chain(&bytes).for_each(|byte| stream.bytes.push_back(*byte).unwrap());
         let mut reader = ControlReader::new();
-        while let Ok(Some(_)) = reader.recv(&mut stream, 128) {}
+        while let Ok(Some(_)) = reader.recv(&mut stream, 128, &mut 64) {}
     }
 }
 
 #[test]
 fn a_peer_that_has_heard_more_than_was_said_is_refused() {
     assert_eq!(ControlWriter::new().acknowledged(1), Err(Error::Unexpected));
+}
+
+/// A stream of one message, again and again.
+struct Endless(Vec<u8>, usize);
+
+impl Stream for Endless {
+    fn peer_addr(&self) -> Option<core::net::SocketAddr> {
+        None
+    }
+
+    fn poll_connected(&mut self) -> Result<bool, StreamError> {
+        Ok(true)
+    }
+
+    fn send(&mut self, bytes: &[u8]) -> Result<usize, StreamError> {
+        Ok(bytes.len())
+    }
+
+    fn recv(&mut self, buf: &mut [u8]) -> Result<usize, StreamError> {
+        for byte in &mut *buf {
+            *byte = self.0[self.1 % self.0.len()];
+            self.1 += 1;
+        }
+        Ok(buf.len())
+    }
+}
+
+#[test]
+fn a_peer_that_repeats_a_message_without_end_does_not_keep_the_reader() {
+    let head = HeadBytes { magic: SEEN, value: 7.into(), number: 0.into(), heard: 0.into() };
+    let mut stream = Endless(head.as_bytes().to_vec(), 0);
+    let (mut reader, mut budget) = (ControlReader::new(), 64);
+    assert_eq!(reader.recv(&mut stream, 1, &mut budget), Ok(Some(Control::Seen { rows: 7 })));
+    assert_eq!(reader.recv(&mut stream, 1, &mut budget), Ok(None));
+    assert_eq!(budget, 0);
 }

@@ -141,6 +141,13 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
             return Err(self.base.fail(Error::Unexpected));
         };
         let nreqs = slot.nreqs_tag().0 as usize;
+        // The peer can write the slot at any time. The other entries have buffers of older messages, which
+        // their owner has back.
+        let is_of_row =
+            entries.iter().enumerate().all(|(r, entry)| entry.is_awaiting() == (r < nreqs));
+        if !is_of_row {
+            return Err(self.base.fail(Error::Unexpected));
+        }
         let fits = |room: &Room, len: u32| room.check().is_ok() && room.holds(len);
         let posted = if nreqs == 1 {
             let (room, mut buf) = (slot.room(), entries[0].value.0);
