@@ -178,8 +178,15 @@ fn start(
     profiler::install(profiler);
     let mut state = state();
     if state.contexts == 0 || state.host.is_none() {
-        state.host = None;
-        state.host = Some(Arc::new(Host::find()?));
+        let host = Host::find()?;
+        // A second NCCL in the process has found the same devices: those that `makeVDevice` has joined keep
+        // their numbers.
+        if let Some(old) = &state.host
+            && old.names().eq(host.names())
+        {
+            host.joined().clone_from(&old.joined());
+        }
+        state.host = Some(Arc::new(host));
     }
     Ok(state)
 }
@@ -229,6 +236,11 @@ impl Host {
             using(devices.iter().map(|device| &device.info), &interface, address.ip())
         );
         Ok(Host { settings, devices, joined: Mutex::default() })
+    }
+
+    /// Returns the names of the devices that `init` has found.
+    fn names(&self) -> impl Iterator<Item = &str> {
+        self.devices.iter().map(|device| device.info.name.as_str())
     }
 
     /// Returns the device that has this number in NCCL.

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use invar_testkit::fake_cuda::FakeCuda;
 use nccl_net_invar::abi::{PropertiesV9, PropertiesV12, VDeviceProps};
-use nccl_net_invar::tables::ncclNetPlugin_v12 as v12;
+use nccl_net_invar::tables::{ncclNetPlugin_v11 as v11, ncclNetPlugin_v12 as v12};
 
 use super::rig::*;
 
@@ -115,6 +115,22 @@ fn joined_devices_are_one_with_the_speed_of_all() {
         assert_eq!((newest.speed, newest.v_props.ndevs), (800_000, 4));
         let pair = pair_on(both);
         exchange(&pair, |_| {});
+    });
+}
+
+#[test]
+fn joined_devices_keep_their_numbers_when_a_second_nccl_begins() {
+    four_devices().run(|| {
+        // Tables before v11 have no contexts.
+        let context = init();
+        // SAFETY: The context is `init`'s, and nobody else uses it.
+        assert_eq!(unsafe { (v11.tail.finalize)(context) }, Code::SUCCESS);
+        // SAFETY: The calls pass no logger.
+        let begin = || unsafe { (net.init)(None) };
+        assert_eq!(begin(), Code::SUCCESS);
+        let both = join(&[1, 3]).expect("two devices");
+        assert_eq!(begin(), Code::SUCCESS);
+        assert_eq!(name(&properties(both)), "null1+null3");
     });
 }
 
