@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_void};
 use std::mem;
 use std::ptr;
 use std::slice;
-use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use invar_core::nic::{Nic, Wc};
 use invar_linux::soft::{self, SoftNic};
@@ -35,8 +35,9 @@ pub(crate) struct Cq {
     /// Queue pairs share this.
     pub(crate) queue: Arc<soft::Cq>,
     channel: Option<Arc<EventQueue<usize>>>,
-    /// Number of events that the program took and did not acknowledge.
-    unacknowledged: Mutex<u32>,
+    /// Number of events that the program took and did not acknowledge; `None` at the queue's end, when
+    /// nobody may take more.
+    unacknowledged: Mutex<Option<u32>>,
     acknowledged: Condvar,
 }
 
@@ -47,14 +48,30 @@ unsafe impl Object for Cq {
 }
 
 impl Cq {
-    pub(crate) fn note_event(&self) {
-        *self.unacknowledged.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+    fn unacknowledged(&self) -> MutexGuard<'_, Option<u32>> {
+        self.unacknowledged.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes that the program takes an event. Returns whether it may.
+    pub(crate) fn note_event(&self) -> bool {
+        let mut unacknowledged = self.unacknowledged();
+        *unacknowledged = unacknowledged.map(|count| count + 1);
+        unacknowledged.is_some()
     }
 
     pub(crate) fn acknowledge_events(&self, count: u32) {
-        let mut unacknowledged = self.unacknowledged.lock().unwrap_or_else(PoisonError::into_inner);
-        *unacknowledged = unacknowledged.saturating_sub(count);
+        let mut unacknowledged = self.unacknowledged();
+        *unacknowledged = unacknowledged.map(|left| left.saturating_sub(count));
         self.acknowledged.notify_all();
+    }
+
+    /// Waits until the program has acknowledged all events that it took. From then on it can take none.
+    fn end_events(&self) {
+        let mut left = self.unacknowledged();
+        while left.is_some_and(|left| left > 0) {
+            left = self.acknowledged.wait(left).unwrap_or_else(PoisonError::into_inner);
+        }
+        *left = None;
     }
 }
 
@@ -109,7 +126,7 @@ pub(crate) fn create(
         nic,
         queue,
         channel: events,
-        unacknowledged: Mutex::new(0),
+        unacknowledged: Mutex::new(Some(0)),
         acknowledged: Condvar::new(),
     });
     let _ = address.set(cq.expose_provenance());
@@ -126,12 +143,12 @@ extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
     };
     let taken = object::get::<Cq>(cq).and_then(|object| {
         unused(object)?;
-        let mut left = object.unacknowledged.lock().unwrap_or_else(PoisonError::into_inner);
-        while *left > 0 {
-            left = object.acknowledged.wait(left).unwrap_or_else(PoisonError::into_inner);
+        object.end_events();
+        let taken = object::take::<Cq>(cq, unused);
+        if taken.is_err() {
+            *object.unacknowledged() = Some(0);
         }
-        drop(left);
-        object::take::<Cq>(cq, unused)
+        taken
     });
     errno::status(taken.map(|object| {
         let Cq { queue, channel, .. } = *object;
@@ -163,20 +180,24 @@ extern "C" fn ibv_get_cq_event(
         Ok(channel) => Arc::clone(&channel.events),
         Err(errno) => return errno::minus_one(errno),
     };
-    loop {
-        let raised = match events.next() {
-            Ok(addr) => ptr::with_exposed_provenance_mut::<ibv_cq>(addr),
-            Err(errno) => return errno::minus_one(errno),
-        };
-        // A queue takes its events along when it is destroyed.
-        let Ok(object) = object::get::<Cq>(raised) else { continue };
-        object.note_event();
-        // SAFETY: the caller gives places for both results.
-        unsafe {
-            *cq = raised;
-            *cq_context = object.base.cq_context;
+    let cq_at = |addr: &usize| ptr::with_exposed_provenance_mut::<ibv_cq>(*addr);
+    // A queue takes its events along when it is destroyed, and is destroyed only once the events that were
+    // taken are acknowledged.
+    let is_living = |addr: &usize| object::with::<Cq, _>(cq_at(addr), Cq::note_event) == Ok(true);
+    let raised = match events.next_if(is_living) {
+        Ok(addr) => cq_at(&addr),
+        Err(errno) => return errno::minus_one(errno),
+    };
+    match object::get::<Cq>(raised) {
+        Ok(object) => {
+            // SAFETY: the caller gives places for both results.
+            unsafe {
+                *cq = raised;
+                *cq_context = object.base.cq_context;
+            }
+            0
         }
-        return 0;
+        Err(errno) => errno::minus_one(errno),
     }
 }
 

@@ -186,7 +186,7 @@ fn devices() -> io::Result<Vec<&'static Device>> {
 fn chosen(found: Vec<HostDevice>) -> Vec<HostDevice> {
     let list = env::var_os(DEVICES).unwrap_or_default();
     soft::choose(found, &list.to_string_lossy()).unwrap_or_else(|unknown| {
-        eprintln!("libibverbs: {DEVICES}: {unknown}");
+        errno::tell(format_args!("{DEVICES}: {unknown}"));
         Vec::new()
     })
 }
@@ -202,6 +202,10 @@ pub(crate) unsafe fn device(device: *mut ibv_device) -> &'static Device {
 
 #[unsafe(no_mangle)]
 extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv_device {
+    if !count.is_null() {
+        // SAFETY: the caller gives null or a place for the number.
+        unsafe { count.write(0) };
+    }
     let devices = match devices() {
         Ok(devices) => devices,
         Err(error) => return errno::null(error.raw_os_error().unwrap_or(libc::EIO)),

@@ -1,6 +1,8 @@
 //! How functions of libibverbs report errors.
 
 use std::ffi::c_int;
+use std::fmt::Arguments;
+use std::io::{self, Write};
 use std::ptr;
 
 use invar_core::nic::NicError;
@@ -8,6 +10,12 @@ use invar_core::nic::NicError;
 /// The number of an error of the NIC.
 pub(crate) fn of(error: NicError) -> c_int {
     if error.errno == 0 { libc::EIO } else { error.errno }
+}
+
+/// Writes a line to stderr, where an error number alone tells too little. A stderr that takes nothing is no
+/// reason to end the program.
+pub(crate) fn tell(line: Arguments<'_>) {
+    let _ = writeln!(io::stderr(), "libibverbs: {line}");
 }
 
 /// Sets `errno`.

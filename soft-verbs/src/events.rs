@@ -63,13 +63,21 @@ impl<T> EventQueue<T> {
     /// Takes the oldest event, and waits for one unless the program made the descriptor non-blocking.
     /// The wait has no end of its own: the program asked to sleep until an event comes.
     pub(crate) fn next(&self) -> Result<T, c_int> {
+        self.next_if(|_| true)
+    }
+
+    /// Takes the oldest event that `accept` takes too, and drops those that it does not. `accept` is called
+    /// under the lock, so that nobody removes the event meanwhile.
+    pub(crate) fn next_if(&self, accept: impl Fn(&T) -> bool) -> Result<T, c_int> {
         loop {
             let mut events = self.lock();
-            if let Some(event) = events.pop_front() {
+            while let Some(event) = events.pop_front() {
                 if events.is_empty() {
                     self.drain();
                 }
-                return Ok(event);
+                if accept(&event) {
+                    return Ok(event);
+                }
             }
             drop(events);
             let flags = fcntl_getfl(&self.fd).map_err(|error| error.raw_os_error())?;
@@ -108,6 +116,16 @@ mod tests {
         assert!(!is_readable(&queue));
         rustix::fs::fcntl_setfl(&queue.fd, OFlags::NONBLOCK).unwrap();
         assert_eq!(queue.next(), Err(libc::EAGAIN));
+    }
+
+    #[test]
+    fn events_that_nobody_may_take_go() {
+        let queue = EventQueue::new().unwrap();
+        (1..=3).for_each(|event| queue.push(event));
+        assert_eq!(queue.next_if(|event| *event != 1), Ok(2));
+        rustix::fs::fcntl_setfl(&queue.fd, OFlags::NONBLOCK).unwrap();
+        assert_eq!(queue.next_if(|event| *event != 3), Err(libc::EAGAIN));
+        assert!(!is_readable(&queue));
     }
 
     #[test]

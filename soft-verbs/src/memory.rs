@@ -162,7 +162,7 @@ fn register(
 /// Makes the kernel map the pages with the rights that transfers need, so that no transfer faults.
 ///
 /// # Errors
-/// `EFAULT` or `ENOMEM`: not all of the range is memory with these rights.
+/// `EFAULT`: not all of the range is memory with these rights.
 fn populate(addr: *mut c_void, length: usize, access: Access) -> Result<(), c_int> {
     let page = invar_linux::env::page_size();
     let start = addr.addr() / page * page;
@@ -175,6 +175,8 @@ fn populate(addr: *mut c_void, length: usize, access: Access) -> Result<(), c_in
     // SAFETY: to populate pages changes no content.
     match unsafe { madvise(addr.with_addr(start), len, advice) } {
         Ok(()) => Ok(()),
+        // A part of the range is not mapped, or lacks the rights.
+        Err(Errno::NOMEM) => Err(libc::EFAULT),
         Err(Errno::INVAL) if can_populate() => Err(libc::EFAULT),
         // Linux before 5.14 does not know this advice.
         Err(Errno::INVAL) => Ok(()),

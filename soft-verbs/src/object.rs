@@ -54,6 +54,22 @@ pub(crate) fn get<'a, T: Object>(base: *mut T::Base) -> Result<&'a T, c_int> {
     }
 }
 
+/// Calls `look` with the object that a pointer of the program names. Nobody takes the object back meanwhile.
+///
+/// # Errors
+/// `EINVAL`: the pointer names no living object of this kind.
+pub(crate) fn with<T: Object, R>(
+    base: *mut T::Base,
+    look: impl FnOnce(&T) -> R,
+) -> Result<R, c_int> {
+    let living = living();
+    match living.get(&base.addr()) {
+        // SAFETY: `give` made this object, and `take` needs the lock.
+        Some(&kind) if kind == T::KIND => Ok(look(unsafe { trusted(base) })),
+        _ => Err(libc::EINVAL),
+    }
+}
+
 /// The object that a pointer of the program names.
 ///
 /// # Safety

@@ -28,7 +28,7 @@ extern "C" fn ibv_open_device(of: *mut ibv_device) -> *mut ibv_context {
         Ok(open) => open,
         Err(error) => {
             // The number alone tells too little, such as which address is in use.
-            eprintln!("libibverbs: {error}");
+            errno::tell(format_args!("{error}"));
             return errno::null(error.raw_os_error().unwrap_or(libc::EADDRINUSE));
         }
     };

@@ -248,19 +248,20 @@ extern "C" fn ibv_get_sysfs_path() -> *const c_char {
     c"/sys".as_ptr()
 }
 
-/// Reads a small file into `buffer` and removes one line break from its end. Returns the length.
+/// Reads a small file into `buffer`, removes one line break from its end, and ends it with NUL. Returns the
+/// length, or -1 if this does not fit.
 fn read_file(path: &Path, buffer: *mut c_char, size: usize) -> c_int {
     let Ok(mut bytes) = fs::read(path) else { return -1 };
-    bytes.truncate(size);
     if bytes.last() == Some(&b'\n') {
         bytes.pop();
     }
-    // SAFETY: the caller gives room for `size` bytes. A NUL follows the text if there is room.
+    if bytes.len() >= size {
+        return -1;
+    }
+    // SAFETY: the caller gives room for `size` bytes, which is more than the text has.
     unsafe {
         ptr::copy_nonoverlapping(bytes.as_ptr().cast(), buffer, bytes.len());
-        if bytes.len() < size {
-            buffer.add(bytes.len()).write(0);
-        }
+        buffer.add(bytes.len()).write(0);
     }
     bytes.len() as c_int
 }
