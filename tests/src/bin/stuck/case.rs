@@ -12,7 +12,7 @@ use invar::{Hub, PortRange};
 use invar_testkit::namespaces::Hosts;
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::family::{ADDRESSES, until_there, write_whole};
+use crate::family::{ADDRESSES, is_there, write_whole};
 use crate::rank::{CULPRIT, RANKS};
 
 /// Time after which the processes report a stall.
@@ -287,7 +287,17 @@ fn run(case: &Case) -> Result<Outcome, String> {
     };
     let processes = Processes(start(case, &hosts, &dir.0, &lines));
     for name in names(case) {
-        until_there(&dir.0.join(format!("works-{name}")));
+        if !is_there(&dir.0.join(format!("works-{name}"))) {
+            let lines: Vec<String> =
+                said.try_iter().map(|(at, line)| format!("{at}: {line}")).collect();
+            let said = format!("{name} does not come to work: {}", lines.join("; "));
+            return Ok(Outcome {
+                is_right: false,
+                blames_wrongly: false,
+                after: Duration::ZERO,
+                said,
+            });
+        }
     }
     let pids: Vec<u32> = processes.0.iter().map(Child::id).collect();
     write_whole(&dir.0.join("fault"), b"");

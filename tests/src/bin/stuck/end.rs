@@ -5,10 +5,12 @@ use std::process::ExitCode;
 use std::thread;
 use std::time::Duration;
 
-use invar::{Error, Handle, Listener, MemoryRegion, Request, SendComm, Settings};
+use invar::{
+    Device, DeviceKind, Error, Handle, Listener, MemoryRegion, Request, SendComm, Settings,
+};
 use invar_testkit::library::first_device;
 
-use crate::family::{begin, is_begun, park, read_when_there, write_whole};
+use crate::family::{ADDRESSES, begin, is_begun, park, read_when_there, write_whole};
 
 /// Long enough for several packets.
 const BYTES: usize = 256 << 10;
@@ -29,8 +31,16 @@ pub(crate) fn run(dir: &Path, role: &str, fault: &str) -> ExitCode {
     park()
 }
 
+/// The device of an end. The faults of the network are of IPv4.
+fn device(host: usize, settings: &Settings) -> Result<Device, Error> {
+    match settings.takes(DeviceKind::Soft) {
+        true => Device::open_at(format!("{}:0", ADDRESSES[host]).parse().expect("an address")),
+        false => Ok(first_device(settings)),
+    }
+}
+
 fn recv(dir: &Path, fault: &str, settings: &Settings) -> Result<(), Error> {
-    let device = first_device(settings);
+    let device = device(1, settings)?;
     let listener = Listener::bind(&device, settings)?;
     write_whole(&dir.join("handle"), listener.handle().as_bytes());
     let mut recv = listener.accept_within(Duration::from_secs(20))?;
@@ -75,7 +85,7 @@ fn recv(dir: &Path, fault: &str, settings: &Settings) -> Result<(), Error> {
 }
 
 fn send(dir: &Path, fault: &str, settings: &Settings) -> Result<(), Error> {
-    let device = first_device(settings);
+    let device = device(0, settings)?;
     let bytes = read_when_there(&dir.join("handle"));
     let handle = Handle::from_bytes(bytes.as_slice().try_into().expect("a handle"))?;
     let mut send = SendComm::connect(&device, &handle, settings)?.wait()?;

@@ -57,17 +57,20 @@ pub(crate) fn write_whole(path: &Path, bytes: &[u8]) {
 
 /// Reads a file that another process writes.
 pub(crate) fn read_when_there(path: &Path) -> Vec<u8> {
-    until_there(path);
+    assert!(is_there(path), "{} does not appear", path.display());
     fs::read(path).expect("a file")
 }
 
-/// Waits for a file.
-pub(crate) fn until_there(path: &Path) {
+/// Waits for a file. Returns whether it appeared in time.
+pub(crate) fn is_there(path: &Path) -> bool {
     let start = Instant::now();
     while !exists(path) {
-        assert!(start.elapsed() < PATIENCE, "{} does not appear", path.display());
+        if start.elapsed() > PATIENCE {
+            return false;
+        }
         thread::sleep(Duration::from_millis(5));
     }
+    true
 }
 
 fn exists(path: &Path) -> bool {
