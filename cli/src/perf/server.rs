@@ -163,6 +163,13 @@ impl Client {
             }
             (None, None) => return Err(Failure::new("a setup without a connection")),
         };
+        let place = peer.addr(settings.wire()).map_err(Failure::new)?;
+        let caller = control.peer();
+        if !may_lead_to(place.ip(), caller.ip(), control.local_ip()?) {
+            return Err(Failure::new(format_args!(
+                "the client asks for a data connection to {place}, which is this host and not the client's"
+            )));
+        }
         let listener = Listener::bind(&device, &settings)?;
         let handle = Some(HandleHex(listener.handle()));
         control.send(&Reply::Ready(Ready { handle, ..ready }))?;
@@ -179,12 +186,22 @@ impl Client {
             recvs: setup.recvs,
             seed: setup.seed,
         };
-        let mut link = plan.connect(|| {
+        let link = plan.connect(|| {
             // The client may be connected first, and may already ask for the first pass.
             if control.has_line(LOOK_EVERY)? {
                 thread::sleep(LOOK_EVERY);
             }
             Ok(())
+        });
+        // What answers in a third place is nothing that this server tells its clients.
+        let mut link = link.map_err(|failure| {
+            if place.ip().to_canonical() == caller.ip().to_canonical() {
+                return failure;
+            }
+            tell(failure);
+            Failure::new(format_args!(
+                "no data connection to {place} came about; the server's output says why"
+            ))
         })?;
         link.try_out()?;
         loop {
@@ -222,6 +239,14 @@ impl Client {
             }
         }
     }
+}
+
+/// Whether a client at `caller`, which has called this host at `local`, may ask for a data connection to
+/// `place`. A client of another host gets no connection to this host's own services.
+fn may_lead_to(place: IpAddr, caller: IpAddr, local: IpAddr) -> bool {
+    let [place, caller, local] = [place, caller, local].map(|ip| ip.to_canonical());
+    let is_here = |ip: IpAddr| ip.is_loopback() || ip.is_unspecified() || ip == local;
+    !is_here(place) || is_here(caller)
 }
 
 /// The failure for a request that does not follow the one before it.
@@ -423,5 +448,23 @@ fn adjusted(settings: &Settings, setup: &Setup) -> Settings {
     match setup.adaptive_routing {
         Some(on) => settings.adaptive_routing(on),
         None => settings,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_client_of_this_host_is_led_back_to_it() {
+        let may = |place: &str, caller: &str| {
+            let [place, caller] = [place, caller].map(|ip| ip.parse().expect("an address"));
+            may_lead_to(place, caller, "192.0.2.2".parse().expect("an address"))
+        };
+        for here in ["127.0.0.1", "::1", "::ffff:127.0.0.5", "0.0.0.0", "::", "192.0.2.2"] {
+            assert!(!may(here, "192.0.2.1") && !may(here, "fd00::1"), "{here}");
+            assert!(may(here, "127.0.0.1") && may(here, "192.0.2.2"), "{here}");
+        }
+        assert!(may("192.0.2.1", "192.0.2.1") && may("198.51.100.1", "192.0.2.1"));
     }
 }
