@@ -136,6 +136,7 @@ impl Device {
                 let mut config = SoftConfig::new(name, self.address);
                 peers::listen(&mut config)?;
                 config.spins_on_memory = true;
+                config.waits_for_receives = true;
                 config.more_addresses = self.more_addresses.clone();
                 let nic = without_signals(|| SoftNic::open(&config))?;
                 open.nic.insert(nic).clone()

@@ -108,6 +108,23 @@ fn never_ready(us: &mut Peer, mut now: u64, psn: u32, timer: u8) -> u64 {
 }
 
 #[test]
+fn without_a_count_and_a_limit_a_receiver_may_take_its_time() {
+    let mut us = Peer::with_memory(&Attr { rnr_retry: 7, ..Attr::default() });
+    us.qp.set_tuning(Tuning { rnr_ns_max: u64::MAX, ..Tuning::default() });
+    us.post(1, SendOpcode::Send, 64);
+    us.transmit_all(0);
+    let mut now = 0;
+    while now < 100 * RNR_NS_MAX {
+        us.hear(now, 0xff_fffa, Syndrome::RnrNak { timer: 0 });
+        now = us.qp.deadline_ns().expect("a later retry");
+        us.qp.handle_timeout(now, &mut us.host);
+        assert!(!us.transmit_all(now).is_empty());
+    }
+    us.hear(now, 0xff_fffa, ACK);
+    assert_eq!(us.sends(), [(1, WcStatus::SUCCESS)]);
+}
+
+#[test]
 fn without_a_count_of_retries_a_receiver_that_is_never_ready_has_a_minute() {
     for timer in [7, 12, 0] {
         let mut us = Peer::with_memory(&Attr { rnr_retry: 7, ..Attr::default() });

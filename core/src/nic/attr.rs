@@ -322,7 +322,7 @@ pub struct RtsAttr {
     /// Number of retries before RETRY_EXC_ERR, 0 to 7. `NCCL_IB_RETRY_CNT`.
     pub retry_cnt: u8,
     /// Number of retries after RNR NAKs, 0 to 7; 7 means no limit. The software NIC ends unlimited
-    /// retries after [`RNR_NS_MAX`](crate::roce::qp::RNR_NS_MAX).
+    /// retries after [`rnr_ns_max`](crate::roce::qp::Tuning::rnr_ns_max).
     pub rnr_retry: u8,
     /// First packet sequence number that this end sends.
     pub sq_psn: u32,

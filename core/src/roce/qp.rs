@@ -74,8 +74,8 @@ pub use env::{AccessFault, Destination, Env, Payload, Queue, Region, Side, Trans
 pub use linger::Lingering;
 pub use phase::{RequesterPhase, ResponderPhase};
 pub use responder::GRH_BYTES;
-pub use timer::{RNR_NS_MAX, ack_timeout_ns, rnr_timer_ns};
-pub use tuning::Tuning;
+pub use timer::{ack_timeout_ns, rnr_timer_ns};
+pub use tuning::{RNR_NS_MAX, Tuning};
 
 /// Maximum number of outstanding READs and atomics: from a peer at a responder, and from a requester at its peer.
 pub const RD_ATOMIC_MAX: u8 = 16;

@@ -17,7 +17,7 @@ use invar_core::nic::{
     SendWr, SourcePorts, Verb, Wc,
 };
 use invar_core::param::PortRange;
-use invar_core::roce::qp::{Tuning, WINDOW_PACKETS_MAX};
+use invar_core::roce::qp::{RNR_NS_MAX, Tuning, WINDOW_PACKETS_MAX};
 
 use super::capture::Capture;
 use super::device::{
@@ -60,6 +60,9 @@ pub struct SoftConfig {
     pub source_ports: usize,
     /// Tuning of the queue pairs; `None` means values that suit the interface and the receive buffer.
     pub tuning: Option<Tuning>,
+    /// Whether a queue pair with `rnr_retry` 7 waits for ever for a receive, as the IBTA has it. Otherwise it
+    /// fails after [`RNR_NS_MAX`].
+    pub waits_for_receives: bool,
     /// A simulated bad network.
     pub impairment: Option<ImpairmentConfig>,
     /// Queue pair numbers tell the port of this NIC ([`shared_ports`]), and all peers are Invar's. The port
@@ -83,6 +86,7 @@ impl SoftConfig {
             path_mtu_max: Mtu::Mtu4096,
             source_ports: SourcePorts::MAX,
             tuning: None,
+            waits_for_receives: false,
             impairment: None,
             numbers_tell_port: false,
             spins_on_memory: false,
@@ -158,6 +162,7 @@ impl SoftNic {
             Some(tuning) => tuning,
             None => Tuning {
                 window_packets_max: window_packets(rx.buffer_bytes()?, mtu),
+                rnr_ns_max: if config.waits_for_receives { u64::MAX } else { RNR_NS_MAX },
                 ..Tuning::default()
             },
         };

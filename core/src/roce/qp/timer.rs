@@ -28,10 +28,6 @@ pub const fn rnr_timer_ns(code: u8) -> u64 {
 const PROBE_NS_MAX: u64 = 1_000_000_000;
 /// Value of `rnr_retry` that does not count retries. IBTA lets these retries go on for ever.
 const UNCOUNTED: u8 = 7;
-/// Time for which uncounted retries follow RNR NAKs while nothing else is acknowledged. A receiver
-/// that posts nothing in this time never will.
-pub const RNR_NS_MAX: u64 = 60_000_000_000;
-
 /// The action that an expired deadline asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Expired {
@@ -69,6 +65,7 @@ pub(super) struct AckTimer {
     retries_left: u8,
     rnr_retry: u8,
     rnr_retries_left: u8,
+    rnr_ns_max: u64,
     /// Time of the first RNR NAK since the last progress.
     rnr_since: Option<u64>,
 }
@@ -77,6 +74,7 @@ impl AckTimer {
     pub(super) fn set_tuning(&mut self, tuning: &Tuning) {
         self.probe_ns = tuning.probe_ns.max(1);
         self.late_ns = self.probe_ns;
+        self.rnr_ns_max = tuning.rnr_ns_max;
     }
 
     pub(super) fn start(&mut self, attr: &RtsAttr) {
@@ -134,7 +132,7 @@ impl AckTimer {
     pub(super) fn on_rnr_nak(&mut self, now: u64, code: u8) -> bool {
         if self.rnr_retry == UNCOUNTED {
             let since = *self.rnr_since.get_or_insert(now);
-            if now.saturating_sub(since) >= RNR_NS_MAX {
+            if now.saturating_sub(since) >= self.rnr_ns_max {
                 return false;
             }
         } else {

@@ -4,6 +4,10 @@ use core::num::NonZeroU32;
 
 use crate::nic::RtrAttr;
 
+/// The default of [`Tuning::rnr_ns_max`]. A receiver of NCCL's protocol that posts nothing in this time never
+/// will.
+pub const RNR_NS_MAX: u64 = 60_000_000_000;
+
 /// Settings of a queue pair that a host may choose beyond the attributes of the verbs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tuning {
@@ -26,6 +30,9 @@ pub struct Tuning {
     pub rate_mbps_max: Option<NonZeroU32>,
     /// Time for which a hole in adaptive-routing traffic may stay before it counts as a loss.
     pub hole_age_ns: u64,
+    /// Time for which retries without a count (`rnr_retry` 7) follow RNR NAKs while nothing is acknowledged.
+    /// `u64::MAX` means for ever, as the IBTA has it.
+    pub rnr_ns_max: u64,
 }
 
 impl Tuning {
@@ -50,6 +57,7 @@ impl Default for Tuning {
             rtt_target_ns: Some(1_000_000),
             rate_mbps_max: None,
             hole_age_ns: 50_000,
+            rnr_ns_max: RNR_NS_MAX,
         }
     }
 }
