@@ -163,7 +163,7 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         let short_ns = 4 * (1 + u64::from(retry_cnt)) * ack_timeout_ns(timeout).unwrap_or(0);
         let short_ns = if self.recovery.is_planned { 0 } else { short_ns + SECOND_NS };
         let cause = self.recovery.cause;
-        self.recovery.trouble.begin(now_ns, short_ns, cause);
+        self.recovery.trouble.begin(now_ns, short_ns, cause, self.path.done);
     }
 
     /// Creates new queue pairs and tells the peer of them.

@@ -74,6 +74,8 @@ pub(super) struct Recovery {
 pub(super) struct Trouble {
     /// The time at which the connection stopped working.
     pub(super) began_ns: Option<u64>,
+    /// The rows that were over by then.
+    done: u64,
     /// The time at which it worked again.
     pub(super) resumed_ns: u64,
     /// The rows of both ends when it worked again.
@@ -247,7 +249,7 @@ impl Recovery {
     pub(super) fn resume(&mut self, now_ns: u64, rows: [u64; 2]) {
         (self.stage, self.pause_ns) = (RecoveryStage::Open, *PAUSE_NS.start());
         (self.late_ns, self.late_pause_ns) = (None, *LATE_NS.start());
-        self.trouble.resume(now_ns, rows);
+        self.trouble.resume(now_ns, rows, self.is_planned);
     }
 
     /// Begins to wait for the peer's answer.
@@ -274,18 +276,23 @@ impl Recovery {
 }
 
 impl Trouble {
-    /// Notes that the connection has stopped working. The trouble goes on if the connection has worked
-    /// only for a short time.
-    pub(super) fn begin(&mut self, now_ns: u64, short_ns: u64, cause: Suspicion) {
-        let is_new = now_ns.saturating_sub(self.resumed_ns) > short_ns;
+    /// Notes that the connection has stopped working, when `done` rows were over. The earlier trouble goes on
+    /// if no row was over since, and if the connection has worked only for a short time. A port that was active
+    /// again is new trouble in any case, and a peer that begins counts its own.
+    pub(super) fn begin(&mut self, now_ns: u64, short_ns: u64, cause: Suspicion, done: u64) {
+        let has_worked = done != self.done || matches!(cause, Suspicion::Port(_) | Suspicion::Peer);
+        let is_new = has_worked || now_ns.saturating_sub(self.resumed_ns) > short_ns;
         if is_new || self.began_ns.is_none() {
             (self.began_ns, self.attempts, self.cause) = (Some(now_ns), 0, Some(cause));
+            // The refusal that has begun the trouble counts.
+            self.refusals = self.refusals.min(1);
         }
+        self.done = done;
     }
 
-    /// Notes the rows of both ends. The trouble is over if there are more than before.
-    pub(super) fn resume(&mut self, now_ns: u64, rows: [u64; 2]) {
-        if self.rows != rows {
+    /// Notes the rows of both ends. The trouble is over if there are more than before, or if there was none.
+    pub(super) fn resume(&mut self, now_ns: u64, rows: [u64; 2], is_planned: bool) {
+        if self.rows != rows || is_planned {
             (self.rows, self.began_ns, self.refusals) = (rows, None, 0);
         }
         self.resumed_ns = now_ns;
@@ -293,5 +300,38 @@ impl Trouble {
 
     pub(super) fn waited_ns(&self, now_ns: u64) -> u64 {
         now_ns.saturating_sub(self.began_ns.unwrap_or(now_ns))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: u64 = 1_000_000_000;
+    const SHORT: u64 = 138 * SECOND;
+    const ERROR: Suspicion = Suspicion::Completion(WcStatus::RETRY_EXC_ERR);
+
+    #[test]
+    fn a_rail_that_joins_is_no_trouble() {
+        let mut trouble = Trouble::default();
+        trouble.begin(SECOND, 0, Suspicion::RailJoins, 0);
+        trouble.resume(2 * SECOND, [0, 0], true);
+        trouble.begin(70 * SECOND, SHORT, ERROR, 0);
+        assert_eq!(trouble.waited_ns(71 * SECOND), SECOND);
+    }
+
+    #[test]
+    fn trouble_goes_on_until_a_row_is_over_or_a_port_was_active() {
+        let mut trouble = Trouble::default();
+        let mut waited = |at: u64, cause, done| {
+            trouble.begin(at * SECOND, SHORT, cause, done);
+            let waited_ns = trouble.waited_ns(at * SECOND);
+            trouble.resume(at * SECOND, [1, 1], false);
+            waited_ns / SECOND
+        };
+        // The first resume has new rows, so that the second error is the first of a trouble.
+        assert_eq!([waited(1, ERROR, 0), waited(2, ERROR, 0), waited(30, ERROR, 0)], [0, 0, 28]);
+        assert_eq!([waited(40, ERROR, 5), waited(50, ERROR, 5)], [0, 10]);
+        assert_eq!([waited(60, Suspicion::Port("down"), 5), waited(61, ERROR, 5)], [0, 1]);
     }
 }

@@ -137,6 +137,29 @@ fn a_row_that_the_peer_changes_never_sends_buffers_that_their_owner_has_back() {
 }
 
 #[test]
+fn a_connection_that_has_worked_meanwhile_gets_the_whole_time_again() {
+    let mut line = Line::new([CommSettings::default(); 2]);
+    let first = line.irecv(0).expect("a request");
+    // The second recovery finds no more rows than the first.
+    for _ in 0..2 {
+        line.break_end(1, WcStatus::RETRY_EXC_ERR);
+        assert_eq!(line.duo.recv.test(&first), Ok(None));
+        line.pass(5).expect("a recovery");
+    }
+    let sent = line.isend(0).expect("a request");
+    assert_eq!(line.duo.send.test(&sent), Ok(Some(64)));
+    assert_eq!(line.duo.recv.test(&first).map(|sizes| sizes.is_some()), Ok(true));
+    line.pass(70_000).expect("a connection at rest");
+    let next = line.irecv(1).expect("a request");
+    line.break_end(1, WcStatus::RETRY_EXC_ERR);
+    assert_eq!(line.duo.recv.test(&next), Ok(None));
+    line.pass(5).expect("a recovery");
+    let sent = line.isend(1).expect("a request");
+    assert_eq!(line.duo.send.test(&sent), Ok(Some(64)));
+    assert_eq!(line.duo.recv.test(&next).map(|sizes| sizes.is_some()), Ok(true));
+}
+
+#[test]
 fn calls_made_meanwhile_find_nothing_to_do() {
     let mut line = Line::new([CommSettings::default(); 2]);
     let received = line.irecv(0).expect("a request");
