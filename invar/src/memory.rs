@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use invar_core::nic::Memory;
+use invar_core::nic::{Memory, NicError, Verb};
 use invar_cuda::gdr::Path;
 use invar_cuda::{CudaError, Gpu, GpuMemory, flush};
 use invar_linux::memory::HostMemory;
@@ -56,6 +56,10 @@ impl MemoryRegion {
         }
         let failed = |error| device.failed(error);
         let memory = device.adapter().alloc(len).map_err(failed)?;
+        if memory.len() < len {
+            let cause = "the NIC gave less memory than it was asked for";
+            return Err(failed(NicError::new(Verb::AllocMemory, 0, cause)));
+        }
         let access = device.data_access();
         let registration = device.adapter().reg_mr(&memory, access).map_err(failed)?;
         Ok(Self::with(device, Bytes::Host(memory), Some(registration)))

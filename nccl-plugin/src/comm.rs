@@ -150,7 +150,8 @@ impl Comm {
     {
         let (open, shut): (Test, Test) = (Held::<E, D>::test, Held::<E, D>::test_locked);
         let end = Arc::new(Biased::with_doors(end, open as *mut (), shut as *mut ()));
-        let bias = NonNull::from_ref(end.bias());
+        // SAFETY: NCCL is the owner, and comes by these words.
+        let bias = NonNull::from_ref(unsafe { end.bias() });
         let keeping = keeper.keep(Arc::clone(&end));
         // SAFETY: An `Arc`'s pointer is not null.
         let end: NonNull<dyn NetEnd> =

@@ -54,7 +54,9 @@ unsafe impl Send for Doors {}
 
 /// State that only the holder of the mutex reads and changes.
 struct Slow {
-    /// Whether the value has gone.
+    /// Whether visitors are turned away.
+    is_closed: bool,
+    /// Whether the owner has taken the value.
     is_gone: bool,
     /// Whether the owner always takes the mutex.
     is_slow: bool,
@@ -85,17 +87,25 @@ impl<T> Biased<T> {
 
     /// Takes a value. An owner that enters by [`Biased::bias`] finds one of two doors: `open` if it may use
     /// the value, and `shut` if it must leave and call [`Biased::lock`].
+    ///
+    /// # Panics
+    /// Panics if both doors are one.
     pub fn with_doors(value: T, open: *mut (), shut: *mut ()) -> Self {
+        assert_ne!(open, shut, "two doors");
         let is_slow = !*HAS_BARRIER;
         let bias = Bias::new(if is_slow { shut } else { open });
-        let slow = Mutex::new(Slow { is_gone: false, is_slow });
+        let slow = Mutex::new(Slow { is_closed: false, is_gone: false, is_slow });
         let (doors, value) = (Doors { open, shut }, UnsafeCell::new(value));
         Biased { value, bias, doors, slow, is_called: AtomicBool::new(false) }
     }
 
     /// The words of the lock, for an owner that enters by a door of its own.
+    ///
+    /// # Safety
+    /// Only the owner uses them. It leaves once for each time that it enters, and only while nobody holds what
+    /// [`Biased::entered`] or [`Biased::enter`] gave.
     #[inline(always)]
-    pub fn bias(&self) -> &Bias {
+    pub unsafe fn bias(&self) -> &Bias {
         &self.bias
     }
 
@@ -143,7 +153,7 @@ impl<T> Biased<T> {
     /// inside: then try again later.
     pub fn visit<R>(&self, visit: impl FnOnce(&mut Locked<'_, T>) -> R) -> Option<R> {
         let slow = self.slow.lock().unwrap_or_else(PoisonError::into_inner);
-        if slow.is_gone {
+        if slow.is_closed {
             return None;
         }
         self.is_called.store(false, Ordering::Relaxed);
@@ -216,6 +226,7 @@ impl<T> Owner<T> {
         if locked.slow.is_gone {
             return None;
         }
+        locked.slow.is_gone = true;
         locked.end_visits();
         // SAFETY: The value is there, and nobody uses it any more: visitors find that it has gone, and the
         // callers of this function consume the owner.
@@ -270,7 +281,7 @@ impl<T> Locked<'_, T> {
 
     /// Keeps visitors away from now on.
     pub fn end_visits(&mut self) {
-        self.slow.is_gone = true;
+        self.slow.is_closed = true;
     }
 }
 
@@ -363,6 +374,15 @@ mod tests {
     }
 
     #[test]
+    fn a_value_that_is_visited_no_more_is_still_its_owners() {
+        let owner = Owner::new(vec![7]);
+        let visitor = owner.shared();
+        visitor.visit(|value| value.end_visits()).expect("a value");
+        assert!(visitor.visit(|_| ()).is_none());
+        assert_eq!(owner.into_inner(), [7]);
+    }
+
+    #[test]
     fn an_owner_stays_out_during_a_visit_and_enters_after_it() {
         let mut owner = Owner::new(0);
         let visitor = owner.shared();
@@ -375,8 +395,10 @@ mod tests {
         let (open, shut) = (ptr::dangling_mut(), ptr::null_mut());
         let biased = Biased::with_doors((), open, shut);
         let enter = || {
-            let door = biased.bias().enter();
-            biased.bias().leave();
+            // SAFETY: This is the owner, and it takes no value.
+            let bias = unsafe { biased.bias() };
+            let door = bias.enter();
+            bias.leave();
             door
         };
         let usual = if *HAS_BARRIER { open } else { shut };

@@ -6,12 +6,20 @@
 use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::os::fd::BorrowedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use crate::own_thread::OwnThread;
 use crate::poller::Poller;
+
+/// Wakes a task. A panic of the executor's code does not end the thread that wakes the others.
+pub fn wake(waker: Waker) {
+    if catch_unwind(AssertUnwindSafe(|| waker.wake())).is_err() {
+        log::error!("the waker of a task panicked");
+    }
+}
 
 /// The reactor of this process, while there are seats.
 static OF_PROCESS: Mutex<Weak<Running>> = Mutex::new(Weak::new());
@@ -150,9 +158,9 @@ impl Shared {
             let sleep = state.sleeps_until.map(|until| until.saturating_duration_since(now));
             drop(state);
             // No lock is held: a waker may run code that takes a seat.
-            wakers.drain(..).for_each(Waker::wake);
+            wakers.drain(..).for_each(wake);
             self.poller.sleep(sleep, |number| wakers.extend(self.state().forget(number)));
-            wakers.drain(..).for_each(Waker::wake);
+            wakers.drain(..).for_each(wake);
         }
     }
 }

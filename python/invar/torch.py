@@ -13,6 +13,7 @@ It has the collectives of gloo, ``new_group``, works, futures and timeouts, and 
 """
 
 import collections
+import contextlib
 import datetime
 import functools
 import os
@@ -129,7 +130,12 @@ class _Work(c10d.Work):
         self.wait()
 
     def is_completed(self):
-        return self._started().done()
+        if not self._started().done():
+            return False
+        # The outputs must be there, and `wait` fills some of them.
+        with contextlib.suppress(RuntimeError):
+            self.wait()
+        return True
 
     def is_success(self):
         return self.is_completed() and self.exception() is None
@@ -161,13 +167,21 @@ class _Transfers:
 
     def __init__(self, group):
         self._group, self.calls, self._native = group, group._comm.group(), None
+        self._refused = None
 
     def started(self):
         with self._group._order:
+            if self._group._transfers is self:
+                self._group._transfers = None
+            if self._refused is not None:
+                raise self._refused
             if self._native is None:
-                self._native = self.calls.start(background=False)
-                if self._group._transfers is self:
-                    self._group._transfers = None
+                try:
+                    self._native = self.calls.start(background=False)
+                except Exception as error:
+                    # None of the transfers has started, so that none is done.
+                    self._refused = error
+                    raise
         return self._native
 
 

@@ -89,9 +89,13 @@ impl Session {
         let communicator = self.open()?;
         let (posted, memory) = post(py, &communicator, group, mover)?;
         let started = InProgress::new(posted, memory);
+        let mut done = locked(&self.started).clone();
+        // This may run Python's code, which may start operations too: no lock is held.
+        done.retain(|earlier| earlier.collect(py));
         let mut all = locked(&self.started);
-        all.retain(|earlier| !earlier.collect(py));
+        all.retain(|earlier| !done.iter().any(|done| Arc::ptr_eq(done, earlier)));
         all.push(Arc::clone(&started));
+        drop(all);
         Ok(Work { started })
     }
 

@@ -163,6 +163,12 @@ class Torch(unittest.TestCase):
         for n, future in enumerate(futures):
             assert future.wait()[0][0].item() == 2 * n + 1
         assert all(work.is_completed() and work.is_success() for work in works)
+        # Whoever only polls finds the outputs filled.
+        parts = [torch.zeros(2), torch.zeros(2)]
+        work = dist.all_gather(parts, torch.full((2,), float(rank)), async_op=True)
+        while not work.is_completed():
+            pass
+        assert [part.tolist() for part in parts] == [[0, 0], [1, 1]], parts
         # Both ranks first send more than any buffer holds.
         peer, got = 1 - rank, torch.zeros(1 << 22)
         transfers = [dist.isend(torch.full((1 << 22,), float(rank)), peer), dist.irecv(got, peer)]
@@ -230,6 +236,11 @@ class Torch(unittest.TestCase):
 
         refused("contiguous", lambda: dist.all_reduce(torch.ones(4, 4).t()[:, :2]))
         refused("named ranks only", lambda: dist.recv(torch.ones(1)))
+        # Of transfers that are refused together, none is done.
+        peer, twice = 1 - rank, torch.zeros(4)
+        batch = [dist.isend(torch.ones(1), peer), dist.isend(twice, peer), dist.irecv(twice, peer)]
+        for work in reversed(batch):
+            refused("overlap", work.wait)
         dist.barrier()
         """
         self.succeed(2, code)

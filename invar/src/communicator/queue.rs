@@ -19,6 +19,8 @@ use std::task::Waker;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use invar_linux::reactor::wake;
+
 use super::call::Call;
 use super::engine::{Advance, Batch, Engine, SLEEP_MAX};
 use super::{Communicator, Core};
@@ -324,7 +326,7 @@ impl Done {
         let waker = outcome.waker.take();
         drop(outcome);
         // A waker may run any code, so no lock is held.
-        waker.into_iter().for_each(Waker::wake);
+        waker.into_iter().for_each(wake);
     }
 
     fn outcome(&self) -> MutexGuard<'_, Outcome> {
@@ -350,7 +352,9 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        if let Some(thread) = self.0.take() {
+        // A waker may have dropped the communicator on the worker's own thread.
+        let thread = self.0.take().filter(|thread| thread.thread().id() != thread::current().id());
+        if let Some(thread) = thread {
             // If the worker has panicked, its thread has already reported the panic.
             let _ = thread.join();
         }
