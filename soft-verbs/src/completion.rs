@@ -180,20 +180,19 @@ extern "C" fn ibv_get_cq_event(
         Ok(channel) => Arc::clone(&channel.events),
         Err(errno) => return errno::minus_one(errno),
     };
-    let cq_at = |addr: &usize| ptr::with_exposed_provenance_mut::<ibv_cq>(*addr);
     // A queue takes its events along when it is destroyed, and is destroyed only once the events that were
     // taken are acknowledged.
-    let is_living = |addr: &usize| object::with::<Cq, _>(cq_at(addr), Cq::note_event) == Ok(true);
-    let raised = match events.next_if(is_living) {
-        Ok(addr) => cq_at(&addr),
-        Err(errno) => return errno::minus_one(errno),
+    let living = |addr| {
+        let raised = ptr::with_exposed_provenance_mut::<ibv_cq>(addr);
+        let take = |cq: &Cq| cq.note_event().then_some((raised, cq.base.cq_context));
+        object::with(raised, take).ok().flatten()
     };
-    match object::get::<Cq>(raised) {
-        Ok(object) => {
+    match events.next_of(living) {
+        Ok((raised, context)) => {
             // SAFETY: the caller gives places for both results.
             unsafe {
                 *cq = raised;
-                *cq_context = object.base.cq_context;
+                *cq_context = context;
             }
             0
         }

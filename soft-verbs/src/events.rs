@@ -63,20 +63,20 @@ impl<T> EventQueue<T> {
     /// Takes the oldest event, and waits for one unless the program made the descriptor non-blocking.
     /// The wait has no end of its own: the program asked to sleep until an event comes.
     pub(crate) fn next(&self) -> Result<T, c_int> {
-        self.next_if(|_| true)
+        self.next_of(Some)
     }
 
-    /// Takes the oldest event that `accept` takes too, and drops those that it does not. `accept` is called
+    /// Takes the oldest event for which `accept` has a result, and drops those before it. `accept` is called
     /// under the lock, so that nobody removes the event meanwhile.
-    pub(crate) fn next_if(&self, accept: impl Fn(&T) -> bool) -> Result<T, c_int> {
+    pub(crate) fn next_of<R>(&self, accept: impl Fn(T) -> Option<R>) -> Result<R, c_int> {
         loop {
             let mut events = self.lock();
             while let Some(event) = events.pop_front() {
                 if events.is_empty() {
                     self.drain();
                 }
-                if accept(&event) {
-                    return Ok(event);
+                if let Some(accepted) = accept(event) {
+                    return Ok(accepted);
                 }
             }
             drop(events);
@@ -122,9 +122,9 @@ mod tests {
     fn events_that_nobody_may_take_go() {
         let queue = EventQueue::new().unwrap();
         (1..=3).for_each(|event| queue.push(event));
-        assert_eq!(queue.next_if(|event| *event != 1), Ok(2));
+        assert_eq!(queue.next_of(|event| (event != 1).then_some(event)), Ok(2));
         rustix::fs::fcntl_setfl(&queue.fd, OFlags::NONBLOCK).unwrap();
-        assert_eq!(queue.next_if(|event| *event != 3), Err(libc::EAGAIN));
+        assert_eq!(queue.next_of(|event| (event != 3).then_some(event)), Err(libc::EAGAIN));
         assert!(!is_readable(&queue));
     }
 

@@ -46,12 +46,10 @@ pub(crate) fn give<T: Object>(object: T) -> *mut T::Base {
 /// # Errors
 /// `EINVAL`: the pointer names no living object of this kind.
 pub(crate) fn get<'a, T: Object>(base: *mut T::Base) -> Result<&'a T, c_int> {
-    match living().get(&base.addr()) {
-        // SAFETY: `give` made this object, and it lives. The program must not destroy an object during
-        // a call that uses it.
-        Some(&kind) if kind == T::KIND => Ok(unsafe { trusted(base) }),
-        _ => Err(libc::EINVAL),
-    }
+    with(base, |_: &T| ())?;
+    // SAFETY: `give` made this object, and it lives. The program must not destroy an object during a call that
+    // uses it.
+    Ok(unsafe { trusted(base) })
 }
 
 /// Calls `look` with the object that a pointer of the program names. Nobody takes the object back meanwhile.

@@ -296,8 +296,7 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
     }
 
     /// Posts the message of its own that is laid out, and takes its row: all of it on the first
-    /// queue pair, nothing on the others. This is a function of its own, because laying out takes many
-    /// registers and posting takes none of them.
+    /// queue pair, nothing on the others.
     #[inline(always)]
     fn post_whole(&mut self) {
         let Self { base: Base { verbs, refusal, .. }, wr, .. } = self;

@@ -61,7 +61,7 @@ pub struct SoftConfig {
     /// Tuning of the queue pairs; `None` means values that suit the interface and the receive buffer.
     pub tuning: Option<Tuning>,
     /// Whether a queue pair with `rnr_retry` 7 waits for ever for a receive, as the IBTA has it. Otherwise it
-    /// fails after [`RNR_NS_MAX`].
+    /// fails after [`RNR_NS_MAX`]. If there is a `tuning`, its `rnr_ns_max` counts instead.
     pub waits_for_receives: bool,
     /// A simulated bad network.
     pub impairment: Option<ImpairmentConfig>,

@@ -49,6 +49,20 @@ impl Line {
         self.nics[end].plan.made_up.borrow_mut().push(Wc { status, ..Wc::default() });
     }
 
+    /// Breaks the receiver's end while `pending` waits, and lets both ends recover.
+    fn break_and_recover(&mut self, pending: &Request) {
+        self.break_end(1, WcStatus::RETRY_EXC_ERR);
+        assert_eq!(self.duo.recv.test(pending), Ok(None));
+        self.pass(5).expect("a recovery");
+    }
+
+    /// Sends the message of `place`, which `received` awaits.
+    fn carry(&mut self, place: usize, received: &Request) {
+        let sent = self.isend(place).expect("a request");
+        assert_eq!(self.duo.send.test(&sent), Ok(Some(64)));
+        assert_eq!(self.duo.recv.test(received).map(|sizes| sizes.is_some()), Ok(true));
+    }
+
     /// Lets the polls of both ends hold completions back, or not.
     fn hold(&self, holding: bool) {
         self.nics.iter().for_each(|nic| nic.plan.holding.set(holding));
@@ -141,22 +155,13 @@ fn a_connection_that_has_worked_meanwhile_gets_the_whole_time_again() {
     let mut line = Line::new([CommSettings::default(); 2]);
     let first = line.irecv(0).expect("a request");
     // The second recovery finds no more rows than the first.
-    for _ in 0..2 {
-        line.break_end(1, WcStatus::RETRY_EXC_ERR);
-        assert_eq!(line.duo.recv.test(&first), Ok(None));
-        line.pass(5).expect("a recovery");
-    }
-    let sent = line.isend(0).expect("a request");
-    assert_eq!(line.duo.send.test(&sent), Ok(Some(64)));
-    assert_eq!(line.duo.recv.test(&first).map(|sizes| sizes.is_some()), Ok(true));
+    line.break_and_recover(&first);
+    line.break_and_recover(&first);
+    line.carry(0, &first);
     line.pass(70_000).expect("a connection at rest");
     let next = line.irecv(1).expect("a request");
-    line.break_end(1, WcStatus::RETRY_EXC_ERR);
-    assert_eq!(line.duo.recv.test(&next), Ok(None));
-    line.pass(5).expect("a recovery");
-    let sent = line.isend(1).expect("a request");
-    assert_eq!(line.duo.send.test(&sent), Ok(Some(64)));
-    assert_eq!(line.duo.recv.test(&next).map(|sizes| sizes.is_some()), Ok(true));
+    line.break_and_recover(&next);
+    line.carry(1, &next);
 }
 
 #[test]

@@ -11,8 +11,7 @@ use crate::nic::{Nic, Refused};
 impl<N: Nic, S: Stream> RecvComm<N, S> {
     /// Posts a receive on each queue pair, then the row of slots on the first. Takes the next
     /// request, which is armed. If the NIC refuses a work request, the comm fails. `AHEAD` says that no
-    /// send waits for the row yet. This is a function of its own, because laying out takes many registers and
-    /// posting takes none of them.
+    /// send waits for the row yet.
     #[inline(always)]
     pub(super) fn post_row<const AHEAD: bool>(&mut self) {
         let Self { base: Base { verbs, refusal, .. }, recv_wr, .. } = self;
