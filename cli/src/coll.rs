@@ -61,8 +61,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "HOST:PORT", requires = "rank")]
     root: Option<String>,
 
-    /// Device to use, as `invar devices` names it, for ranks that share no memory [default: every
-    /// RDMA device with a link, else the software NIC, or TCP, on the way to rank 0]
+    /// Device to use, as `invar devices` names it, or several as in `a+b`, for ranks that share no memory
+    /// [default: every RDMA device with a link, else the software NIC, or TCP, on the way to rank 0]
     #[arg(long, value_name = "NAME")]
     nic: Option<String>,
 

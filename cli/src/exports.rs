@@ -56,7 +56,10 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
     if let Some((nccl, version)) = nccl.as_ref().and_then(|nccl| Some((nccl, nccl.version?))) {
         nccl.check_served(version)?;
     }
-    let old_path = env::var("LD_LIBRARY_PATH").unwrap_or_default();
+    let old_path = env::var_os("LD_LIBRARY_PATH").unwrap_or_default().into_string();
+    let old_path = old_path.map_err(|_| {
+        Failure::new("LD_LIBRARY_PATH is not UTF-8: these variables would replace it")
+    })?;
     let version = nccl.as_ref().and_then(|nccl| nccl.version);
     let environment = environment(&plugin, version, &old_path)?;
     let text = if args.json {
@@ -99,8 +102,10 @@ fn environment(
 fn text(path: &Path) -> Result<&str, Failure> {
     let refuse = |why| Failure::usage(format_args!("{}: {why}", path.display()));
     let text = path.to_str().ok_or_else(|| refuse("the path is not UTF-8: install elsewhere"))?;
-    if text.contains(|c: char| c == ':' || c.is_control()) {
-        return Err(refuse("the loader takes no path with a colon: install elsewhere"));
+    if text.contains(|c: char| matches!(c, ':' | ';') || c.is_control()) {
+        let why = "the loader takes no path with a colon, a semicolon or a control character: install \
+                   elsewhere";
+        return Err(refuse(why));
     }
     Ok(text)
 }

@@ -16,8 +16,8 @@ use crate::output::print;
 
 /// Show what a process' connections wait for, and what they did last.
 ///
-/// Each process with connections keeps a file in $XDG_RUNTIME_DIR/invar or /tmp/invar-UID. After a crash or a
-/// kill the file can still be read. Without an argument, the command lists these files.
+/// Each process with connections keeps a file in $XDG_RUNTIME_DIR/invar or /tmp/invar-UID. After a crash, a kill
+/// or a failed connection the file can still be read. Without an argument, the command lists these files.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Number of a process, or a file
@@ -60,7 +60,7 @@ struct ShownRecord {
 struct ShownEvent {
     /// Nanoseconds since the Unix epoch.
     unix_ns: i64,
-    what: &'static str,
+    what: String,
     begun: u64,
     done: u64,
     untested: u32,
@@ -74,7 +74,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
     let mut all = Vec::new();
     for path in paths {
         match open(&path) {
-            Ok(recorded) => all.push(shown(&path, &recorded)),
+            Ok(recorded) => all.push(shown(&recorded)),
             Err(failure) if args.process.is_some() => return Err(failure),
             // The process may have ended meanwhile.
             Err(_) => {}
@@ -100,8 +100,8 @@ pub(crate) fn find(process: &str) -> Result<PathBuf, Failure> {
     files().into_iter().find(is_of).ok_or_else(|| {
         let dir = directory();
         Failure::new(format_args!(
-            "process {pid} has no flight recorder in {}: it has no connection over a NIC, belongs to \
-             another user, has INVAR_RECORDER=0, or has ended well",
+            "process {pid} has no flight recorder in {}: it has no connection, belongs to another \
+             user, has INVAR_RECORDER=0, or has ended well",
             dir.display()
         ))
     })
@@ -117,13 +117,13 @@ pub(crate) fn json(value: &impl Serialize) -> Result<String, Failure> {
     text.map(|text| text + "\n").map_err(|error| Failure::new(format_args!("JSON: {error}")))
 }
 
-fn shown(path: &Path, recorded: &Recorded) -> Shown {
-    let Recorded { header, is_alive, records, damaged } = recorded;
+fn shown(recorded: &Recorded) -> Shown {
+    let Recorded { path, header, is_alive, records, damaged } = recorded;
     let connections = records.iter().map(|(number, record)| {
         let Record { role, qpn, looked_ns, ends, view, verdict, events, .. } = record;
         let event = |event: &Event| ShownEvent {
             unix_ns: header.unix_offset_ns.wrapping_add(event.at_ns as i64),
-            what: event.kind.name(),
+            what: event.to_string(),
             begun: event.begun,
             done: event.done,
             untested: event.untested,
@@ -147,7 +147,7 @@ fn shown(path: &Path, recorded: &Recorded) -> Shown {
     Shown {
         pid: header.process.pid,
         process: header.process.to_string(),
-        file: path.to_owned(),
+        file: path.clone(),
         is_alive: *is_alive,
         damaged: *damaged,
         connections: connections.collect(),
@@ -168,6 +168,8 @@ pub(crate) fn waits_for(role: Role, view: &EndView) -> String {
         (Role::Sender, Wait::Send { tag, len }) => {
             format!("a receive for its send of {len} bytes with tag {tag:#x}")
         }
+        // Ranks of a communicator post receives ahead, and leave requests that are done untested.
+        _ if !view.is_waiting => "nothing".to_owned(),
         (Role::Receiver, _) if begun > done => format!("{} posted messages", begun - done),
         _ if *untested > 0 => format!("its program to test {untested} requests that are done"),
         _ => "nothing".to_owned(),
@@ -180,18 +182,21 @@ fn list(all: &[Shown]) -> String {
     }
     let mut text = String::new();
     for Shown { pid, is_alive, connections, file, .. } in all {
-        let state = if *is_alive { "lives" } else { "has died" };
+        let state = if *is_alive { "lives" } else { "has ended" };
         let waiting = connections.iter().filter(|of| of.is_waiting).count();
         let count = connections.len();
         let file = file.display();
         let _ = writeln!(text, "{pid} {state}: {count} connections, {waiting} wait; {file}");
+    }
+    if all.iter().any(|of| !of.is_alive) {
+        text.push_str("you may remove the files of processes that have ended; the next process keeps the last 16\n");
     }
     text
 }
 
 fn details(shown: &Shown) -> String {
     let Shown { process, is_alive, damaged, connections, .. } = shown;
-    let mut text = format!("{process} {}\n", if *is_alive { "lives" } else { "has died" });
+    let mut text = format!("{process} {}\n", if *is_alive { "lives" } else { "has ended" });
     if *damaged > 0 {
         let _ = writeln!(text, "{damaged} records are damaged");
     }

@@ -122,10 +122,7 @@ fn settings_for(is_child: bool) -> Result<Settings, Failure> {
     let remarks = settings.take_remarks();
     // The command reports its own failure. The log would repeat that, so there is a log only on request.
     // But while the command stands still, only the log can say why.
-    match settings.asks_for_log() {
-        true => logger::init(settings.log_filter(), settings.log_format()),
-        false => logger::init_stalls(settings.log_format()),
-    }
+    invar::log_to_stderr(&settings);
     if settings.log_level() >= LogLevel::Warn && !is_child {
         remarks.iter().for_each(|remark| tell(format_args!("warning: {remark}")));
     }

@@ -1,104 +1,10 @@
-//! Lines for people on stderr: the log, and what the command has to say.
+//! Lines for people on stderr.
 
 use std::fmt;
 use std::io::{self, Write};
-use std::time::{SystemTime, UNIX_EPOCH};
-
-use invar::{LogFilter, LogFormat, log_subsystem};
-use log::{LevelFilter, Log, Metadata, Record};
-use serde::Serialize;
-
-/// The modules that say why nothing moves.
-const STALLS: [&str; 2] = ["invar_core::stall", "invar::communicator::board"];
-
-/// Writes messages to stderr.
-struct Stderr {
-    /// The messages that are written; without a filter, only those on stalls.
-    filter: Option<LogFilter>,
-    format: LogFormat,
-}
-
-/// A line of the log in JSON.
-#[derive(Serialize)]
-struct JsonLine<'a> {
-    /// Seconds since the Unix epoch.
-    time: f64,
-    level: &'a str,
-    subsystem: &'a str,
-    module: &'a str,
-    pid: u32,
-    message: String,
-}
-
-impl Log for Stderr {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        match &self.filter {
-            Some(filter) => filter.passes(metadata.level(), metadata.target()),
-            None => STALLS.iter().any(|module| metadata.target().starts_with(module)),
-        }
-    }
-
-    fn log(&self, record: &Record<'_>) {
-        if !self.enabled(record.metadata()) {
-            return;
-        }
-        let level = record.level().as_str().to_lowercase();
-        if self.format == LogFormat::Text {
-            return tell(format_args!("{level}: {}", record.args()));
-        }
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let line = JsonLine {
-            time: since.as_secs_f64(),
-            level: &level,
-            subsystem: log_subsystem(record.target()),
-            module: record.target(),
-            pid: std::process::id(),
-            message: record.args().to_string(),
-        };
-        if let Ok(line) = serde_json::to_string(&line) {
-            write(&format!("{line}\n"));
-        }
-    }
-
-    fn flush(&self) {}
-}
-
-/// Prints the messages that pass the filter.
-pub(crate) fn init(filter: LogFilter, format: LogFormat) {
-    let level = filter.level();
-    set(Stderr { filter: Some(filter), format }, level);
-}
-
-/// Prints only warnings of stalls. The command itself reports everything else that goes wrong.
-pub(crate) fn init_stalls(format: LogFormat) {
-    set(Stderr { filter: None, format }, LevelFilter::Warn);
-}
-
-fn set(logger: Stderr, filter: LevelFilter) {
-    if log::set_boxed_logger(Box::new(logger)).is_ok() {
-        log::set_max_level(filter);
-    }
-}
 
 /// Writes a line for people on stderr by one call, so that lines of several processes do not mix.
 pub(crate) fn tell(text: impl fmt::Display) {
-    write(&format!("invar: {text}\n"));
-}
-
-fn write(line: &str) {
     // If stderr is closed there is nobody to tell.
-    let _ = io::stderr().write_all(line.as_bytes());
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_messages_on_stalls_pass_without_a_log() {
-        let logger = Stderr { filter: None, format: LogFormat::Text };
-        let passes = |target| logger.enabled(&Metadata::builder().target(target).build());
-        assert!(passes("invar_core::stall") && passes("invar::communicator::board"));
-        assert!(!passes("invar_core::comm::base") && !passes("invar::communicator"));
-    }
+    let _ = io::stderr().write_all(format!("invar: {text}\n").as_bytes());
 }

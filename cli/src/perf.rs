@@ -36,7 +36,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use crate::failure::{Failure, WRONG};
-use crate::output::Outputs;
+use crate::output::{OutputFile, Outputs};
 use crate::parent::die_with;
 use crate::ports::Ports;
 use crate::resolved;
@@ -98,7 +98,7 @@ pub(crate) struct Args {
     #[arg(short = 'n', long, value_parser = clap::value_parser!(u32).range(1..=100_000_000))]
     iters: Option<u32>,
 
-    /// Time for the timed messages of each size, and again for the single ones [default: about 0.2 s]
+    /// Time for the timed messages of each size, and again for the single ones [default: about 0.2 s and 0.08 s]
     #[arg(short = 'D', long, value_name = "SECONDS", value_parser = seconds)]
     #[arg(conflicts_with = "iters")]
     duration: Option<Duration>,
@@ -190,7 +190,11 @@ pub(crate) struct Args {
     ///
     /// This takes root, and the command ip. Each line shows the links, the bandwidth, and the longest time
     /// between two messages. All bytes are checked. `-D` sets the time [default: 20 s].
-    #[arg(long, conflicts_with_all = ["server", "connect", "nic", "rails", "iters", "json", "plot"])]
+    #[arg(long, conflicts_with_all = [
+        "server", "connect", "nic", "rails", "min_bytes", "max_bytes", "factor", "iters", "warmup",
+        "window", "recvs", "qps", "check", "no_check", "adaptive_routing", "json", "pcap", "rate",
+        "histogram", "plot", "bidirectional", "op", "gid_index", "port",
+    ])]
     chaos: bool,
 
     /// The part that this process takes for --chaos
@@ -216,6 +220,9 @@ pub(crate) fn run(args: &Args, settings: &Settings) -> Result<ExitCode, Failure>
     if !args.compare.is_empty() {
         compare::run(&args.compare)?;
         return Ok(ExitCode::SUCCESS);
+    }
+    if args.port.is_some() && args.server.is_none() && args.connect.is_none() {
+        return Err(Failure::usage("--port is of --server and --connect"));
     }
     let mut settings = args.ports.apply(settings);
     if let Some(index) = args.gid_index {
@@ -250,7 +257,8 @@ pub(crate) fn run(args: &Args, settings: &Settings) -> Result<ExitCode, Failure>
     }
     let job = job::Job::new(args, settings)?;
     let outputs = Outputs::open(args.json.as_deref())?;
-    let extras = Extras { plot: args.plot.clone(), histogram: args.histogram };
+    let plot = args.plot.as_deref().map(OutputFile::open).transpose()?;
+    let extras = Extras { plot, histogram: args.histogram };
     // Before a second process of this one is other work.
     let load = load::Load::measure();
     let measure = |server: &[SocketAddr]| client::run(&job, load, outputs, extras, server);
@@ -364,6 +372,12 @@ fn settings_for(settings: &Settings, ours: DeviceKind, theirs: &str) -> Settings
 /// Whether a device goes before those in software: a NIC that the program brings, or an RDMA device.
 fn is_hardware(info: &DeviceInfo) -> bool {
     matches!(info.kind, DeviceKind::Custom | DeviceKind::Verbs)
+}
+
+/// Whether to try a device that nobody names. One in software on an interface that is down reaches nobody. A
+/// port of hardware that is down is worth an error.
+pub(crate) fn may_reach(info: &DeviceInfo) -> bool {
+    info.up || is_hardware(info)
 }
 
 /// The device to use without a name; `None` for the software NIC at `local`.

@@ -1,12 +1,12 @@
 //! `invar run`: runs a program for libibverbs on software NICs.
 
-use std::env;
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
+use std::{env, fs};
 
 use invar::AddressFamily;
 use invar_linux::soft;
@@ -41,9 +41,15 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
     let library = match &args.library {
-        Some(path) => found(path).ok_or_else(|| {
-            Failure::usage(format_args!("--library {}: no such file", path.display()))
-        })?,
+        Some(path) => {
+            let refuse = |why| Failure::usage(format_args!("--library {}: {why}", path.display()));
+            let path = found(path).ok_or_else(|| refuse("no such file"))?;
+            // The loader would go on without a file that it cannot preload.
+            match is_library(&path) {
+                true => path,
+                false => return Err(refuse("it is no libibverbs")),
+            }
+        }
         None => beside_the_command()?,
     };
     // The loader splits the variable at these characters.
@@ -91,6 +97,13 @@ fn found(path: &Path) -> Option<PathBuf> {
     path.canonicalize().ok().filter(|path| path.is_file())
 }
 
+/// Whether a file is a shared object with the first function that programs call.
+fn is_library(path: &Path) -> bool {
+    let bytes = fs::read(path).unwrap_or_default();
+    let name = b"\0ibv_get_device_list\0";
+    bytes.starts_with(b"\x7fELF") && bytes.windows(name.len()).any(|window| window == name)
+}
+
 fn beside_the_command() -> Result<PathBuf, Failure> {
     let command =
         env::current_exe().map_err(|error| Failure::io("the path of this command", &error))?;
@@ -99,8 +112,9 @@ fn beside_the_command() -> Result<PathBuf, Failure> {
     places.iter().find_map(|path| found(path)).ok_or_else(|| {
         let [built, installed] = places.each_ref().map(|path| path.display());
         Failure::new(format_args!(
-            "Invar's libibverbs is neither {built} nor {installed}: build it with `cargo build -p \
-             invar-soft-verbs`, or name it with --library"
+            "Invar's libibverbs is neither {built} nor {installed}: every package of Invar has it, and \
+             in a checkout `cargo build --release -p invar-soft-verbs` builds it; --library names it \
+             elsewhere"
         ))
     })
 }

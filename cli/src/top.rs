@@ -28,7 +28,7 @@ pub(crate) struct Args {
     /// Print one table and end
     #[arg(long)]
     once: bool,
-    /// Print JSON: an array of connections, each time in a line of its own
+    /// Print JSON: an array of connections each time
     #[arg(long)]
     json: bool,
     /// Seconds between two tables, over which rates are measured
@@ -53,7 +53,7 @@ struct Row {
     bytes_per_second: f64,
     messages_per_second: f64,
     pending: u64,
-    /// Microseconds of sampled sends; nothing for a receiver.
+    /// Microseconds of the sends that were sampled in the interval; nothing for a receiver.
     p50_us: Option<f64>,
     p99_us: Option<f64>,
     /// The part of the time in which the sender waited for the peer to post a receive.
@@ -135,7 +135,10 @@ fn row(pid: u32, connection: usize, before: Option<&Record>, now: &Record) -> Ro
         (Some(before), Some(seconds)) => of(now).saturating_sub(of(before)) as f64 / seconds,
         _ => 0.0,
     };
-    let latency: Histogram = now.numbers.latency;
+    let latency = match before {
+        Some(before) => now.numbers.latency.since(&before.numbers.latency),
+        None => Histogram::default(),
+    };
     let us = |per_mille| latency.quantile_ns(per_mille).map(|ns| ns as f64 / 1e3);
     Row {
         pid,
@@ -196,4 +199,26 @@ fn table(rows: &[Row]) -> String {
         text.push('\n');
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use invar_core::stall::EndView;
+
+    use super::*;
+
+    #[test]
+    fn the_latencies_of_a_row_are_those_of_its_interval() {
+        let mut before = Record::new(Role::Sender, 1, "ends", EndView::default(), 1);
+        (0..1000).for_each(|_| before.numbers.latency.add(1_000_000_000));
+        let mut now = before.clone();
+        now.looked_ns = 2;
+        let latencies = |now: &Record| {
+            let row = row(7, 0, Some(&before), now);
+            (row.p50_us, row.p99_us)
+        };
+        assert_eq!(latencies(&now), (None, None), "nothing was sampled");
+        (0..3).for_each(|_| now.numbers.latency.add(1_000));
+        assert_eq!(latencies(&now), (Some(1.0), Some(1.0)));
+    }
 }

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use invar_core::recorder::{Event, EventKind, Record};
+use invar_core::recorder::{EventKind, Record};
 use invar_core::stall::Role;
 use invar_linux::recorder::Recorded;
 use serde_json::{Value, json};
@@ -39,7 +39,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
 fn trace(all: &[Recorded]) -> Value {
     let times = all.iter().flat_map(|of| {
         let events = of.records.iter().flat_map(|(_, record)| &record.events);
-        events.map(|event| unix_ns(of, event))
+        events.map(|event| unix_ns(of, event.at_ns))
     });
     let start_ns = times.min().unwrap_or(0);
     let mut events = Vec::new();
@@ -54,36 +54,38 @@ fn trace(all: &[Recorded]) -> Value {
             events.push(
                 json!({"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": args}),
             );
-            let us = |event: &Event| (unix_ns(recorded, event).wrapping_sub(start_ns)) as f64 / 1e3;
+            let us = |at_ns: u64| (unix_ns(recorded, at_ns).wrapping_sub(start_ns)) as f64 / 1e3;
             of_record(record, &us, (pid, *tid), &mut events);
         }
     }
     json!({"displayTimeUnit": "ms", "traceEvents": events})
 }
 
-fn unix_ns(recorded: &Recorded, event: &Event) -> i64 {
-    recorded.header.unix_offset_ns.wrapping_add(event.at_ns as i64)
+fn unix_ns(recorded: &Recorded, at_ns: u64) -> i64 {
+    recorded.header.unix_offset_ns.wrapping_add(at_ns as i64)
 }
 
 /// Adds a record's events: spans for waits and recoveries, a counter for messages, and marks for the rest.
 fn of_record(
     record: &Record,
-    us: &impl Fn(&Event) -> f64,
+    us: &impl Fn(u64) -> f64,
     (pid, tid): (usize, usize),
     events: &mut Vec<Value>,
 ) {
-    let last = record.events.back().map_or(0.0, us);
+    // The keeper looks also while nothing happens, so a wait that is open lasts until its last look.
+    let last_ns = record.events.back().map_or(0, |event| event.at_ns).max(record.looked_ns);
     let until = |from: usize, end: EventKind| {
-        record.events.iter().skip(from).find(|event| event.kind == end).map_or(last, us)
+        let mut later = record.events.iter().skip(from);
+        us(later.find(|event| event.kind == end).map_or(last_ns, |event| event.at_ns))
     };
     for (at, event) in record.events.iter().enumerate() {
-        let ts = us(event);
+        let ts = us(event.at_ns);
         let span = match event.kind {
             EventKind::Waits => Some(EventKind::WaitsNot),
             EventKind::Recovery => Some(EventKind::Recovered),
             _ => None,
         };
-        let name = event.kind.name();
+        let name = event.to_string();
         match (span, event.kind) {
             (Some(end), _) => {
                 let dur = (until(at, end) - ts).max(0.0);
@@ -126,7 +128,8 @@ mod tests {
         record.stall("the verdict", 3_000_000);
         record.look(view(false, 1), 4_000_000);
         let header = Header { process: Process::new(7, "a"), unix_offset_ns };
-        Recorded { header, is_alive: false, records: vec![(0, record)], damaged: 0 }
+        let path = PathBuf::new();
+        Recorded { path, header, is_alive: false, records: vec![(0, record)], damaged: 0 }
     }
 
     #[test]
@@ -141,5 +144,16 @@ mod tests {
         assert_eq!(span(1), (Some(1), Some(1500.0), Some(2000.0)));
         let stall = events.iter().find(|event| event["name"] == "stall reported").unwrap();
         assert_eq!(stall["args"]["verdict"], "the verdict");
+    }
+
+    #[test]
+    fn a_wait_that_is_open_lasts_until_the_last_look() {
+        let mut recorded = recorded(Role::Sender, 0);
+        recorded.records[0].1.look(view(true, 1), 5_000_000);
+        recorded.records[0].1.look(view(true, 1), 9_000_000);
+        let trace = trace(&[recorded]);
+        let events = trace["traceEvents"].as_array().unwrap();
+        let last = events.iter().rfind(|event| event["ph"] == "X").unwrap();
+        assert_eq!((last["ts"].as_f64(), last["dur"].as_f64()), (Some(4000.0), Some(4000.0)));
     }
 }

@@ -36,7 +36,7 @@ pub(crate) use attempt::Parts;
 pub use connect::Connector;
 pub(crate) use exchange::Exchange;
 pub use handle::{HANDLE_BYTES, HANDLE_SECRET_BYTES, Handle, HandleError};
-pub(crate) use link::{FENCE, PROBE, Peer, Verbs, fence};
+pub(crate) use link::{FENCE, PROBE, Peer, Verbs};
 pub use queue_pair::{QUEUE_PAIR_INFO_BYTES, QueuePair};
 pub use rails::{RAILS_MAX, on_rail};
 pub(crate) use rails::{RailSet, rail_of, wire_qpn};

@@ -20,7 +20,7 @@ use crate::conn::StreamError;
 use crate::conn::stage::{Side, Stage};
 use crate::conn::wire::{PrefaceError, QpInfoError};
 use crate::nic::{LinkLayer, NicError};
-use crate::socket::{FrameError, HelloError};
+use crate::socket::{HelloError, SocketFrameError};
 
 /// The reason why a call on a connection failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,7 +98,7 @@ pub enum Error {
     /// values.
     Hello(HelloError),
     /// The peer sent a frame that no working peer sends.
-    Frame(FrameError),
+    Frame(SocketFrameError),
     /// One end is InfiniBand, the other Ethernet.
     LinkLayer {
         /// Link layer of this end.

@@ -54,8 +54,8 @@ mod tests {
         use std::sync::Mutex;
         use std::vec::Vec;
 
-        struct Kept(Mutex<Vec<(log::Level, String)>>);
-        impl log::Log for Kept {
+        struct Capture(Mutex<Vec<(log::Level, String)>>);
+        impl log::Log for Capture {
             fn enabled(&self, _: &log::Metadata<'_>) -> bool {
                 true
             }
@@ -64,9 +64,9 @@ mod tests {
             }
             fn flush(&self) {}
         }
-        static KEPT: Kept = Kept(Mutex::new(Vec::new()));
+        static CAPTURE: Capture = Capture(Mutex::new(Vec::new()));
 
-        log::set_logger(&KEPT).unwrap();
+        log::set_logger(&CAPTURE).unwrap();
         log::set_max_level(log::LevelFilter::Trace);
         log_at_every_level();
         let messages: [(log::Level, &str); 5] = [
@@ -77,7 +77,7 @@ mod tests {
             (log::Level::Error, "x"),
         ];
         // Other tests may log meanwhile.
-        let kept = KEPT.0.lock().unwrap();
+        let kept = CAPTURE.0.lock().unwrap();
         for (level, text) in messages {
             assert!(kept.contains(&(level, text.to_string())), "{level} {text}");
         }

@@ -27,9 +27,9 @@
 //! # Ok::<(), invar_core::mr_cache::MrCacheError>(())
 //! ```
 //!
-//! Two callers share a registration only if they asked for the same pages. In NCCL a part of a
-//! registration is a hit too. Then NCCL keeps the whole registration until the part is released, even
-//! if its owner has released it and unmapped the memory. A peer could still write to that memory.
+//! Two callers share a registration only if they asked for the same pages. In releases of
+//! NCCL after 2.14 a part of a registration is a hit too. Then the whole registration stays until the part is
+//! released, even if its owner has released it and unmapped the memory. A peer could still write to that memory.
 //! Nothing can shrink the registration, since the holder of the part uses its keys.
 //!
 //! Before memory is unmapped, every handle on it must be released. Otherwise a later lookup of the same

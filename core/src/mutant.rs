@@ -14,7 +14,7 @@ macro_rules! mutants {
         }
 
         impl Mutant {
-            /// Every bug.
+            /// All bugs that can be planted.
             pub const ALL: &[Mutant] = &[$(Mutant::$name,)+];
 
             /// Whether the bug is one of connections of several rails.
@@ -60,6 +60,8 @@ mutants! {
     ForgetKept,
     /// Half a message of a lost stream is joined with the first bytes of the next stream.
     KeepHalfMessage,
+    /// The queue pairs of the flushes are not replaced.
+    KeepReaders,
     /// The sender sends a row again that has overtaken a missing one.
     ResendOvertaking,
     /// The receiver waits for a row again that has overtaken a missing one.

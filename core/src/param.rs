@@ -68,18 +68,21 @@ impl ParamInfo {
 pub enum Readers {
     /// The plugin, programs that link the library, and the command.
     All,
+    /// The plugin alone.
+    Plugin,
     /// Programs that link the library, and the command; NCCL does this work itself.
     Library,
-    /// The command alone.
-    Command,
+    /// Programs that link the library and run a proxy.
+    Proxy,
 }
 
 impl fmt::Display for Readers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Readers::All => "plugin, library, command",
+            Readers::Plugin => "plugin",
             Readers::Library => "library, command",
-            Readers::Command => "command",
+            Readers::Proxy => "library",
         })
     }
 }
@@ -189,15 +192,15 @@ params! {
     /// On a network that routes adaptively, a message longer than this goes as a WRITE and then an
     /// empty WRITE_WITH_IMM.
     NCCL_IB_AR_THRESHOLD => ib_ar_threshold: u64 = "8192", int(0, i64::MAX), unit: "bytes";
-    /// 1 says that the network routes adaptively, 0 that it does not; -2 assumes it on InfiniBand
-    /// only.
+    /// 1 says that the network routes adaptively, 0 that it does not; -2 assumes it on InfiniBand,
+    /// and always on the wire of NCCL 2.14.
     NCCL_IB_ADAPTIVE_ROUTING => ib_adaptive_routing: Option<bool> = "-2", auto_or_int(-2, 0, 1),
         differs: "Not in 2.14.3, which looks at NCCL_IB_AR_THRESHOLD alone.";
     /// 1 lets the drivers of both ends agree on features beyond the verbs (ECE), on Invar's own wire.
     NCCL_IB_ECE_ENABLE => ib_ece_enable: bool = "1", FLAG,
         differs: "Not in 2.14.3.";
     /// 1 lets NCCL join ports, such as those of one card, to one device whose connections run over all of them.
-    NCCL_IB_MERGE_NICS => ib_merge_nics: bool = "1", FLAG,
+    NCCL_IB_MERGE_NICS => ib_merge_nics: bool = "1", FLAG, readers: Plugin,
         differs: "Not in 2.14.3.";
     /// 1 counts all functions of a PCI bus, virtual ones too, as one card. 0 counts only functions of one PCI
     /// device as one card. NCCL joins ports of one card.
@@ -218,6 +221,8 @@ params! {
 
     /// Names the network interfaces to use; empty takes all.
     NCCL_SOCKET_IFNAME => socket_ifname: NameFilter<'a> = "", Allowed::Names;
+    /// Address of rank 0, as NCCL takes it. Without NCCL_SOCKET_IFNAME the interface in its subnet is used.
+    NCCL_COMM_ID => comm_id: Option<&'a str> = "", Allowed::Name;
     /// Address family that an interface must have.
     NCCL_SOCKET_FAMILY => socket_family: AddressFamily = "any", AddressFamily::ALLOWED;
     /// Helper threads of each connection over TCP, 16 at most; -2 decides by the host.
@@ -235,19 +240,21 @@ params! {
     /// Messages between two ranks go in chunks of this length, rounded up to 64 and at most a slot
     /// long. 0 takes the slot's length. All ranks need the same value.
     NCCL_CHUNK_SIZE => chunk_bytes: u32 = "0", int(0, 1 << 30), unit: "bytes", readers: Library;
-    /// A proxy's progress thread takes over at most this many operations at a time.
+    /// A proxy's progress thread takes over at most this many operations at a time. Only programs that use
+    /// `invar_linux::proxy` have one.
     NCCL_PROXY_APPEND_BATCH_SIZE => proxy_append_batch: u32 = "16", int(1, 1 << 20),
-        unit: "operations", readers: Library;
-    /// A proxy's progress thread looks for new operations once in this many rounds.
+        unit: "operations", readers: Proxy;
+    /// A proxy's progress thread looks for new operations once in this many rounds. Only programs that use
+    /// `invar_linux::proxy` have one.
     NCCL_PROGRESS_APPENDOP_FREQ => progress_appendop_freq: u32 = "8", int(1, 1 << 20),
-        unit: "rounds", readers: Library;
+        unit: "rounds", readers: Proxy;
     /// On this signal ranks and proxies print what is pending (10 is SIGUSR1, 12 is SIGUSR2); -1 is no
     /// signal.
     NCCL_PROXY_DUMP_SIGNAL => proxy_dump_signal: Option<u8> = "-1", auto_or_int(-1, 1, 64),
         unit: "signal";
 
     /// 1 lets the plugin offer NCCL's CollNet: the processors of the hosts reduce, not a switch.
-    NCCL_COLLNET_ENABLE => collnet_enable: bool = "0", FLAG;
+    NCCL_COLLNET_ENABLE => collnet_enable: bool = "0", FLAG, readers: Plugin;
 
     /// Protocol between NICs, the same at both ends: Invar's own, or that of NCCL 2.14, which has no
     /// authentication.
@@ -301,9 +308,9 @@ params! {
     /// A collective fails if a rank does not do its part for this time.
     INVAR_COLL_TIMEOUT_MS => coll_timeout_ms: u32 = "600000", int(1, 86_400_000), unit: "ms",
         differs: "Not in 2.14.3, which waits for ever.";
-    /// Secret word that lets ranks of `invar coll` on other hosts in; without it rank 0 makes one up
-    /// and prints it.
-    INVAR_COLL_SECRET => coll_secret: Option<&'a str> = "", Allowed::Secret, readers: Command;
+    /// Secret word that lets ranks on other hosts in. Without it rank 0 of `invar coll` makes one up and prints
+    /// it, and ranks that a launcher starts derive or exchange one.
+    INVAR_COLL_SECRET => coll_secret: Option<&'a str> = "", Allowed::Secret, readers: Library;
     /// GPU memory that the NIC cannot reach goes through host memory in pieces of this length, the
     /// same at both ends.
     INVAR_STAGING_CHUNK_BYTES => staging_chunk_bytes: u32 = "524288",
@@ -330,11 +337,12 @@ params! {
     INVAR_LOG => log: Option<LogLevel> = "", LogLevel::ALLOWED, readers: Library;
     /// The format of the log's lines: text, or a JSON object each.
     INVAR_LOG_FORMAT => log_format: LogFormat = "text", LogFormat::ALLOWED, readers: Library;
-    /// The most detailed level of messages that are logged, in any case of letters.
+    /// The most detailed level of messages that are logged, in any case of letters. Any other word logs nothing,
+    /// as in NCCL.
     NCCL_DEBUG => nccl_debug: Option<NcclDebug> = "", NcclDebug::ALLOWED;
     /// The subsystems whose messages below warnings are logged: `INIT,NET`, or `^COLL` for all but these.
     /// Empty logs all.
-    NCCL_DEBUG_SUBSYS => nccl_debug_subsys: Option<&'a str> = "", Allowed::Names;
+    NCCL_DEBUG_SUBSYS => nccl_debug_subsys: Option<&'a str> = "", Allowed::Subsystems;
 }
 
 impl Default for Params<'_> {

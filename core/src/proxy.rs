@@ -10,7 +10,7 @@
 //!    in, and a [`Taker`] takes them out. Neither ever waits for a lock.
 //! 3. [`Engine`] merges operations into [`Args`] with several [`Sub`]s and moves each through its
 //!    [`OpStage`]s over a [`Transport`]. [`Pace`] says when the engine looks for new operations.
-//! 4. [`Calls`] and [`Session`] handle the requests by which a rank has connections set up.
+//! 4. [`Calls`] and [`ProxySession`] handle the requests by which a rank has connections set up.
 //!
 //! The host provides threads and shared memory, and it implements waiting and waking.
 
@@ -26,10 +26,10 @@ mod pool;
 mod request;
 
 pub use banks::{BANK_LEN, BankSlot, Banks, Pool};
-pub use collective::{Algorithm, CollSteps, CollTransfer, Collective};
+pub use collective::{CollSteps, CollTransfer, Collective, ProxyAlgorithm};
 pub use engine::{
-    AppendError, Args, CloseError, Connection, ConnectionSpec, Engine, Event, OpStage, OpenError,
-    Probe, ProgressError, ProxySlice, RecvGroup, SUBS_MAX, Sharing, Sub, Transport,
+    AppendError, Args, CloseError, Connection, ConnectionSpec, Engine, OpStage, OpenError, Probe,
+    ProgressError, ProxyEvent, ProxySlice, RecvGroup, SUBS_MAX, Sharing, Sub, Transport,
 };
 pub use list::{Closed, Head};
 pub use op::{Cell, ConnectionId, Op, OpError};
@@ -40,6 +40,6 @@ pub use pool::{
 };
 pub use request::{
     BODY_BYTES_MAX, CallError, CallId, Calls, ConnectionEntry, Connections, Expected, FrameError,
-    Init, Kind, Outcome, Pending, REQUEST_BYTES, RESPONSE_BYTES, Reply, Session, SessionEvent,
+    Init, Kind, Outcome, Pending, ProxySession, REQUEST_BYTES, RESPONSE_BYTES, Reply, SessionEvent,
     Setup, State, VERSION,
 };

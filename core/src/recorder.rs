@@ -31,7 +31,7 @@ pub const VERDICT_BYTES: usize = 704;
 const MERGE_NS: u64 = 1_000_000_000;
 
 const MAGIC: [u8; 8] = *b"INVARREC";
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 /// The header of a file of records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -205,7 +205,7 @@ impl Record {
             verdict: heapless::String::new(),
             events: heapless::Deque::new(),
         };
-        record.push(EventKind::Opened, now_ns);
+        record.push(EventKind::Opened, 0, now_ns);
         record
     }
 
@@ -230,7 +230,7 @@ impl Record {
         ];
         for (old, new, begins, ends) in edges {
             if old != new {
-                self.push(if new { begins } else { ends }, now_ns);
+                self.push(if new { begins } else { ends }, 0, now_ns);
                 has_changed = true;
             }
         }
@@ -240,12 +240,12 @@ impl Record {
     /// Notes that the user was told of a stall.
     pub fn stall(&mut self, verdict: &str, now_ns: u64) {
         self.verdict = cut(verdict);
-        self.push(EventKind::Stall, now_ns);
+        self.push(EventKind::Stall, 0, now_ns);
     }
 
     /// Notes that the connection has ended.
     pub fn closed(&mut self, now_ns: u64) {
-        self.push(EventKind::Closed, now_ns);
+        self.push(EventKind::Closed, 0, now_ns);
     }
 
     /// Notes progress, in the last event if that is one of progress and young.
@@ -258,17 +258,18 @@ impl Record {
             {
                 (last.begun, last.done, last.untested) = (begun, done, untested);
             }
-            _ => self.push(EventKind::Progress, now_ns),
+            _ => self.push(EventKind::Progress, 0, now_ns),
         }
     }
 
-    fn push(&mut self, kind: EventKind, at_ns: u64) {
+    /// Adds an event. The oldest one goes if there are too many.
+    pub fn push(&mut self, kind: EventKind, detail: u16, at_ns: u64) {
         let EndView { begun, done, untested, .. } = self.view;
         if self.events.is_full() {
             self.events.pop_front();
         }
         // There is room now.
-        let _ = self.events.push_back(Event { at_ns, kind, begun, done, untested });
+        let _ = self.events.push_back(Event { at_ns, kind, begun, done, untested, detail });
     }
 
     /// Converts the record to bytes. `turn` is another number for each write.

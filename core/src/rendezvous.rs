@@ -2,7 +2,7 @@
 //!
 //! One process runs a *hub*, which listens. A [`UniqueId`] holds the hub's address and a secret. Each
 //! rank connects to the hub, and both prove that they know the secret ([`crate::auth`]). Once all
-//! ranks have joined, the hub forwards their messages to each other, one [`Kind::Blob`] at a time. The
+//! ranks have joined, the hub forwards their messages to each other, one [`RendezvousKind::Blob`] at a time. The
 //! hub also tells them which ranks are gone.
 //!
 //! Read the types in this order:
@@ -26,11 +26,12 @@ mod unique_id;
 pub use crate::inbox::FrameError;
 pub use join::{JoinError, Member, admit, join, joined};
 pub use message::{
-    HEADER_BYTES, Header, Incoming, Kind, NOBODY, RendezvousMessage, SEALED_BYTES_MAX, TAG_BYTES,
+    HEADER_BYTES, Incoming, NOBODY, RendezvousHeader, RendezvousKind, RendezvousMessage,
+    SEALED_BYTES_MAX, TAG_BYTES,
 };
 pub use rank_verdict::{RankCause, RankState, RankVerdict, judge_ranks};
 pub use rank_view::{OPERATION_BYTES, OperationText, RANK_VIEW_BYTES, RankView};
-pub use roster::{RANKS_MAX, Refusal, Roster};
+pub use roster::{JoinRefusal, RANKS_MAX, Roster};
 pub use seal::{Seal, Speaker};
 pub use unique_id::{COMMUNICATOR_ID_BYTES, UNIQUE_ID_BYTES, UniqueId, UniqueIdError};
 

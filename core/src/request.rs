@@ -133,7 +133,8 @@ impl<T> Entry<T> {
         self.awaited = self.awaited.wrapping_sub(1);
         match self.awaited {
             ..0 => return false,
-            0 => self.key |= DONE,
+            // A completion may come late, after the request was cut short.
+            0 => self.key = self.key & !CUT | DONE,
             1.. => {}
         }
         true
@@ -312,11 +313,11 @@ impl<T, const N: usize> RequestRing<T, N> {
         live.filter(|entry| entry.awaited != 0).for_each(|entry| entry.key |= CUT);
     }
 
-    /// The requests that await completions, each as its number and the value beside it. The order is that
-    /// of the entries.
-    pub(crate) fn awaiting(&self) -> impl Iterator<Item = (u32, &T)> {
-        let entries = self.entries.iter().filter(|entry| entry.is_awaiting());
-        entries.map(|entry| (entry.key & NUMBER, &entry.value))
+    /// The requests that await completions, each as its number and its entry. The order is that of the
+    /// entries.
+    pub(crate) fn awaiting(&mut self) -> impl Iterator<Item = (u32, &mut Entry<T>)> {
+        let entries = self.entries.iter_mut().filter(|entry| entry.is_awaiting());
+        entries.map(|entry| (entry.key & NUMBER, entry))
     }
 
     /// The number of requests that await completions. The count takes linear time.

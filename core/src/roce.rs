@@ -26,7 +26,7 @@ pub mod qp;
 pub use datagram::{IP_UDP_BYTES_MAX, IpDatagram, IpHeaders};
 pub use header::{Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Ieth, ImmDt, NakCode, Reth, Syndrome};
 pub use icrc::{Flow, Ipv4Id, MixedFamilies};
-pub use opcode::{Extensions, Opcode, Position, Transport};
+pub use opcode::{Extensions, Opcode, Position, RoceTransport};
 pub use packet::{DecodeError, Foreign, HEADERS_BYTES_MAX, Headers, Packet, pad_count};
 pub use psn::Psn;
 

@@ -20,7 +20,7 @@
 //! sender writes nothing else to control. Ends of older versions neither take nor send views: the hello says
 //! so.
 //!
-//! Read the types in this order. [`Frame`] and [`Hello`] are the bytes. [`Connector`] and
+//! Read the types in this order. [`Frame`] and [`SocketHello`] are the bytes. [`SocketConnector`] and
 //! [`PendingConnections`] gather the sockets of a connection at both ends. [`Sender`] and [`Receiver`]
 //! say which bytes belong where. No type sees payload: all types name ranges of the requests' buffers.
 
@@ -32,14 +32,14 @@ mod send;
 mod tag_queue;
 mod wire;
 
-pub use accept::{PendingConnections, Refused};
-pub use connect::{Connector, HandshakeSettings, Links};
-pub use layout::{CHUNK_BYTES_MIN, Chunk, Chunks, LANES_MAX, Layout};
+pub use accept::{PendingConnections, SocketRefused};
+pub use connect::{HandshakeSettings, Links, SocketConnector};
+pub use layout::{CHUNK_BYTES_MIN, Chunks, LANES_MAX, Layout, SocketChunk};
 pub use recv::{Posted, Receiver, RecvStep, Target};
 pub use send::{Outgoing, Sender};
 pub use wire::{
-    FRAME_BYTES, Frame, FrameError, FrameKind, HELLO_BYTES, Hello, HelloError, VIEW_FRAME_BYTES,
-    ViewFrame,
+    FRAME_BYTES, Frame, FrameKind, HELLO_BYTES, HelloError, SocketFrameError, SocketHello,
+    VIEW_FRAME_BYTES, ViewFrame,
 };
 
 use crate::fifo::{DEPTH_MAX, RECVS_MAX};

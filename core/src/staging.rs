@@ -287,6 +287,11 @@ impl<T> Pipeline<T> {
         self.chunk(stage, at).filter(|_| may)
     }
 
+    /// Whether chunks have not started this stage, be it for want of a slot.
+    pub fn has_more(&self, stage: ChunkStage) -> bool {
+        self.chunk(stage, self.progress(stage).started).is_some()
+    }
+
     /// Records how [`Pipeline::next`] has started this stage.
     pub fn start(&mut self, stage: ChunkStage, started: Started) {
         let Some(Chunk { is_last, .. }) = self.next(stage) else { return };

@@ -23,7 +23,7 @@ mod view;
 mod watch;
 
 pub use judge::{Contact, judge};
-pub(crate) use path::{PathRows, PathVerdict, PathWatch, patience_ns};
+pub(crate) use path::{PathRows, PathVerdict, PathWatch, suspect_after_ns};
 pub use verdict::{Cause, Verdict};
-pub use view::{EndView, HOST_BYTES, Process, Role, VIEW_BYTES, ViewBytes, Wait};
+pub use view::{EndView, HOST_BYTES, OwnNetwork, Process, Role, VIEW_BYTES, ViewBytes, Wait};
 pub use watch::{Counts, StallSettings, Watch};

@@ -34,8 +34,8 @@ pub enum NicReach {
     Software,
     /// The NIC is an RDMA device.
     Rdma {
-        /// Name of the device in libibverbs.
-        device: String,
+        /// Names of the device in libibverbs, or of all whose ports work together.
+        devices: Vec<String>,
         /// Whether its driver and the kernel can register a DMA-BUF. The test: `ibv_reg_dmabuf_mr` of
         /// descriptor -1 fails with EBADF, not with EOPNOTSUPP or EPROTONOSUPPORT.
         dma_buf: bool,
@@ -79,14 +79,16 @@ impl Host {
     /// it is loaded, else staging (`net.cc` and `paths.cc ncclTopoCheckGdr`).
     pub fn decide(&self, gpu: &GpuInfo, nic: &NicReach, policy: Policy) -> Decision {
         let staging = |reason: String| Decision { path: Path::Staging, reason };
-        let NicReach::Rdma { device, dma_buf } = nic else {
+        let NicReach::Rdma { devices, dma_buf } = nic else {
             return staging("the NIC is software and reaches host memory only".to_owned());
         };
         if gpu.gpudirect == Some(false) {
             return staging(format!("{} does not let PCI devices reach its memory", gpu.name));
         }
         let Policy { level, .. } = policy;
-        let distance = match self.distance(gpu, device) {
+        let distances = devices.iter().map(|device| self.distance(gpu, device));
+        let farthest = distances.collect::<Option<Vec<_>>>().and_then(|all| all.into_iter().max());
+        let distance = match farthest {
             Some(distance) if distance > level => {
                 let text =
                     format!("GPU and NIC are {distance} apart, beyond NCCL_NET_GDR_LEVEL={level}");

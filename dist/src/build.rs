@@ -54,7 +54,9 @@ pub(crate) fn run(target: &Path) -> Result<Binaries> {
     command.args(["--target", &host]);
     // The variable separates flags by this character. It replaces the user's own flags.
     command.env("CARGO_ENCODED_RUSTFLAGS", option("--remap-path-prefix=").join("\u{1f}"));
-    command.env("CFLAGS", option("-ffile-prefix-map=").join(" "));
+    // A dependency tunes its C for the processor that compiles it.
+    let flags = [option("-ffile-prefix-map="), vec!["-mtune=generic".to_owned()]].concat();
+    command.env("CFLAGS", flags.join(" "));
     shell::read(command)?;
     let read = |name: &str| {
         let path = target.join(&host).join(PROFILE).join(name);

@@ -61,7 +61,7 @@ fn compiled(work: &Path) -> Result<Outcome> {
 
 fn compared() -> Result<Outcome> {
     Ok(match crates::compare_interfaces()? {
-        Interfaces::Kept(tag) => Outcome::Passed(format!("they keep what {tag} had")),
+        Interfaces::Compatible(tag) => Outcome::Passed(format!("they keep what {tag} had")),
         Interfaces::NotCompared(why) => Outcome::Skipped(why),
     })
 }
@@ -82,6 +82,7 @@ fn debian(root: &Root, package: &Path) -> Result<Outcome> {
         let copy = root.path().join("tmp/invar.deb");
         fs::copy(package, &copy).with_context(|| copy.display().to_string())?;
         root.run("dpkg --install /tmp/invar.deb")?;
+        fs::remove_file(&copy).with_context(|| copy.display().to_string())?;
         root.run("dpkg --verify invar")?;
         let lines = job(root, "invar")?;
         ensure!(!lines.contains("LD_LIBRARY_PATH"), "the loader does not find the plugin: {lines}");
@@ -130,10 +131,14 @@ fn rpm(root: &Root, package: &Path) -> Result<Outcome> {
     Ok(Outcome::Passed(text.to_owned()))
 }
 
-/// The jobs of an installation: move messages between two processes, and load the plugin. Returns the
-/// lines of `invar env`.
+/// A program that fails unless the library of `invar run` is loaded into it.
+const PRELOADED: [&str; 4] = ["grep", "-q", "lib/invar/libibverbs.so.1", "/proc/self/maps"];
+
+/// The jobs of an installation: move messages between two processes, run a program with Invar's
+/// libibverbs, and load the plugin. Returns the lines of `invar env`.
 fn job(root: &Root, command: &str) -> Result<String> {
     root.run(&format!("{command} perf --min-bytes 8 --max-bytes 64K --factor 64 --iters 50"))?;
+    root.run(&format!("{command} run -- {}", PRELOADED.join(" ")))?;
     // Loads the plugin, and fails if it does not load.
     root.run(&format!("{command} env"))
 }

@@ -53,7 +53,7 @@ fn package(work: &Path, flags: &[&str]) -> Result<()> {
 /// What a check of the interfaces came to.
 pub(crate) enum Interfaces {
     /// They keep the rules of semantic versioning since this tag.
-    Kept(String),
+    Compatible(String),
     /// Nothing was compared. The text says why.
     NotCompared(String),
 }
@@ -78,5 +78,5 @@ pub(crate) fn compare_interfaces() -> Result<Interfaces> {
             bail!("{name} breaks its interface of {tag}: {error:#}");
         }
     }
-    Ok(Interfaces::Kept(tag.to_owned()))
+    Ok(Interfaces::Compatible(tag.to_owned()))
 }

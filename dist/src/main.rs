@@ -80,6 +80,7 @@ fn run(args: &Args) -> Result<()> {
     println!("{:>10} bytes  the command, stripped", product.command.len());
     println!("{:>10} bytes  the plugin, stripped", product.plugin.len());
     println!("{:>10} bytes  the Python module, stripped", product.module.len());
+    println!("{:>10} bytes  libibverbs, stripped", product.verbs.len());
     let work = target.join("dist-check");
     let mut files = packages(&product)?;
     files.extend(crates::build(&work).context("the crates")?);
@@ -87,7 +88,8 @@ fn run(args: &Args) -> Result<()> {
         let again = build::run(&work).context("a second build")?;
         let is_same = again.command == product.command
             && again.plugin == product.plugin
-            && again.module == product.module;
+            && again.module == product.module
+            && again.verbs == product.verbs;
         ensure!(is_same, "two builds in two folders gave two results");
         println!("two builds in two folders gave the same bytes");
         let mut again = packages(&product)?;

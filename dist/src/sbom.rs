@@ -12,12 +12,12 @@ pub(crate) fn json(version: &str, crates: &[Crate]) -> Result<String> {
     let roots: Vec<String> = crates
         .iter()
         .filter(|found| BINARIES.contains(&found.id.name.as_str()))
-        .map(|found| purl(&found.id))
+        .map(|found| purl(&found.id, crates))
         .collect();
     let mut dependencies = vec![json!({"ref": root, "dependsOn": roots})];
     dependencies.extend(crates.iter().map(|found| {
-        let names: Vec<String> = found.dependencies.iter().map(purl).collect();
-        json!({"ref": purl(&found.id), "dependsOn": names})
+        let names = found.dependencies.iter().map(|id| purl(id, crates)).collect::<Vec<_>>();
+        json!({"ref": purl(&found.id, crates), "dependsOn": names})
     }));
     let document = json!({
         "bomFormat": "CycloneDX",
@@ -32,14 +32,14 @@ pub(crate) fn json(version: &str, crates: &[Crate]) -> Result<String> {
                 "licenses": [{"expression": "MIT OR Apache-2.0"}],
             },
         },
-        "components": crates.iter().map(component).collect::<Vec<_>>(),
+        "components": crates.iter().map(|found| component(found, crates)).collect::<Vec<_>>(),
         "dependencies": dependencies,
     });
     Ok(serde_json::to_string_pretty(&document)? + "\n")
 }
 
-fn component(found: &Crate) -> Value {
-    let purl = purl(&found.id);
+fn component(found: &Crate, crates: &[Crate]) -> Value {
+    let purl = purl(&found.id, crates);
     // Old manifests write `MIT/Apache-2.0`, which is no SPDX expression.
     let licence = found.licence.replace('/', " OR ");
     let mut component = json!({
@@ -60,9 +60,12 @@ fn component(found: &Crate) -> Value {
     component
 }
 
-/// The name of a crate in a bill of materials (Package URL).
-fn purl(id: &CrateId) -> String {
-    format!("pkg:cargo/{}@{}", id.name, id.version)
+/// The name of a crate in a bill of materials (Package URL). In the registry the names of Invar's own crates
+/// belong to others.
+fn purl(id: &CrateId, crates: &[Crate]) -> String {
+    let is_own = crates.iter().any(|found| found.is_own && found.id == *id);
+    let kind = if is_own { "generic" } else { "cargo" };
+    format!("pkg:{kind}/{}@{}", id.name, id.version)
 }
 
 #[cfg(test)]
@@ -73,11 +76,11 @@ mod tests {
     fn every_dependency_is_a_component() {
         let id = |name: &str| CrateId { name: name.to_owned(), version: "1.0.0".to_owned() };
         let found = |name: &str, dependencies| Crate {
+            is_own: name.starts_with("invar"),
             id: id(name),
             licence: "MIT/Apache-2.0".to_owned(),
             repository: String::new(),
             directory: "/".into(),
-            is_own: false,
             checksum: Some("00ff".to_owned()),
             dependencies,
         };
@@ -89,7 +92,7 @@ mod tests {
             let names = dependency["dependsOn"].as_array().unwrap();
             assert!(names.iter().all(|name| refs.contains(&name)), "{dependency}");
         }
-        assert_eq!(document["dependencies"][0]["dependsOn"][0], "pkg:cargo/invar-cli@1.0.0");
+        assert_eq!(document["dependencies"][0]["dependsOn"][0], "pkg:generic/invar-cli@1.0.0");
         assert_eq!(components[1]["licenses"][0]["expression"], "MIT OR Apache-2.0");
         assert_eq!(components[1]["hashes"][0]["content"], "00ff");
     }

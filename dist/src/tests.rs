@@ -8,7 +8,7 @@ use std::{env, fs, process};
 use flate2::read::GzDecoder;
 
 use crate::elf::Needs;
-use crate::product::{PLUGIN, Product};
+use crate::product::{PLUGIN, Product, VERBS};
 use crate::{deb, packages, rpm_package, tarball, wheel};
 
 const TIME: u64 = 1_700_000_000;
@@ -219,6 +219,8 @@ fn the_wheel_says_which_glibc_it_needs_and_lists_its_files() {
     assert_runs(&entries, "invar-1.2.3.data/scripts/invar", &product);
     assert_eq!(entries[&format!("invar/{PLUGIN}")].content, product.plugin);
     assert_eq!(entries["invar/_invar.abi3.so"].content, product.module);
+    // Pip puts it into lib/invar beside the scripts' bin, as the command expects.
+    assert_eq!(entries[&format!("invar-1.2.3.data/data/{VERBS}")].content, product.verbs);
     for file in fs::read_dir("../python/invar").unwrap().map(|file| file.unwrap()) {
         let name = file.file_name().into_string().unwrap();
         assert!(entries.contains_key(&format!("invar/{name}")), "{name} is not in the wheel");

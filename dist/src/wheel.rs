@@ -10,7 +10,7 @@ use zip::write::SimpleFileOptions;
 use zip::{CompressionMethod, DateTime, ZipWriter};
 
 use crate::elf::Needs;
-use crate::product::{DESCRIPTION, LICENCE, PLUGIN, Product, SUMMARY};
+use crate::product::{DESCRIPTION, LICENCE, PLUGIN, Product, SUMMARY, VERBS};
 use crate::tree::{File, Tree};
 
 /// The package's files in Python.
@@ -28,7 +28,7 @@ const MODULE: &str = "_invar.abi3.so";
 pub(crate) fn build(product: &Product) -> Result<(String, Vec<u8>)> {
     let version = &product.version;
     let mut needs = Needs::default();
-    for binary in [&product.command, &product.plugin, &product.module] {
+    for binary in [&product.command, &product.plugin, &product.module, &product.verbs] {
         needs.add(binary)?;
     }
     needs.check_libraries()?;
@@ -42,6 +42,8 @@ pub(crate) fn build(product: &Product) -> Result<(String, Vec<u8>)> {
     tree.add_data(format!("invar/{PLUGIN}"), product.plugin.clone())?;
     let command = File { content: product.command.clone(), executable: true };
     tree.add(format!("invar-{version}.data/scripts/invar"), command)?;
+    // Pip puts this beside the scripts' folder, where the command looks for it.
+    tree.add_data(format!("invar-{version}.data/data/{VERBS}"), product.verbs.clone())?;
     let info = format!("invar-{version}.dist-info");
     let licences = product.texts.iter().filter(|(name, _)| name.contains("LICENSE"));
     let mut names = Vec::new();

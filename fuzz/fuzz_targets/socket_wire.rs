@@ -6,8 +6,8 @@
 use invar_core::conn::Stream;
 use invar_core::error::Error;
 use invar_core::socket::{
-    AHEAD_BYTES, Connector, HandshakeSettings, PendingConnections, Posted, Receiver, RecvStep,
-    Sender, Target,
+    AHEAD_BYTES, HandshakeSettings, PendingConnections, Posted, Receiver, RecvStep, Sender,
+    SocketConnector, Target,
 };
 use invar_testkit::pipe::Pipe;
 use libfuzzer_sys::fuzz_target;
@@ -19,7 +19,7 @@ fn settings() -> HandshakeSettings {
 fn connect<'a>(pieces: impl Iterator<Item = &'a [u8]>) {
     let (control, mut there) = Pipe::pair();
     let (main, _kept) = Pipe::pair();
-    let mut connector = Connector::new([(control, None), (main, None)], 7, &settings(), 0);
+    let mut connector = SocketConnector::new([(control, None), (main, None)], 7, &settings(), 0);
     let mut end = Ok(None);
     for piece in pieces {
         let _ = there.send(piece);

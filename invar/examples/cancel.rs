@@ -33,12 +33,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let region = MemoryRegion::new(&device, BYTES)?;
     let (mut ticks, mut sum, mut clock) = (0, 0, tokio::time::interval(TICK));
     for _ in 0..MESSAGES {
-        let request = loop {
-            match comm.irecv(&[(&region, 0..BYTES, TAG)])? {
-                Some(request) => break request,
-                None => tokio::task::yield_now().await,
-            }
-        };
+        let request = comm.irecv_async(&[(&region, 0..BYTES, TAG)]).await?;
         loop {
             tokio::select! {
                 received = comm.wait_async(&request) => {

@@ -16,7 +16,7 @@ pub struct Choice {
     pub devices: Vec<DeviceInfo>,
     /// The reason for these devices, as one line for a log.
     pub reason: String,
-    /// The interface for TCP connections between ranks, and its address with port 0.
+    /// The interface at which listeners of the first device listen on TCP, and its address with port 0.
     pub oob: (String, SocketAddr),
 }
 
@@ -51,7 +51,7 @@ impl Choice {
         });
         let transport = settings.transport();
         let first = devices.iter().find(|device| settings.takes(device.kind));
-        let (Some(kind), Some(oob)) = (first.map(|first| first.kind), allowed.first()) else {
+        let (Some(first), Some(best)) = (first, allowed.first()) else {
             let asked = transport.as_str();
             let mut text =
                 format!("INVAR_TRANSPORT={asked}: this host has no device of that transport");
@@ -61,6 +61,11 @@ impl Choice {
             }
             return Err(Kind::Setting(text).into());
         };
+        let oob = match settings.listens_on(first) {
+            true => (first.netdev.clone(), SocketAddr::new(first.address, 0)),
+            false => (best.interface.name.clone(), best.addr),
+        };
+        let kind = first.kind;
         devices.retain(|device| device.kind == kind);
         let why = match transport {
             TransportChoice::Auto => "the best that this host has".to_owned(),
@@ -68,8 +73,8 @@ impl Choice {
         };
         Ok(Choice {
             reason: format!("transport {kind}, {} device(s): {why}", devices.len()),
-            oob: (oob.interface.name.clone(), oob.addr),
             devices,
+            oob,
         })
     }
 }

@@ -89,7 +89,7 @@ mod queue;
 pub mod reduce;
 mod setup;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use invar_core::coll::RedOp;
@@ -101,7 +101,8 @@ use invar_linux::rendezvous::Bootstrap;
 use self::board::Board;
 use self::call::{Call, Span};
 use self::dump::Dump;
-use self::queue::{Queue, Workplace};
+use self::engine::{Advance, SLEEP_MAX};
+use self::queue::{AtWorkplace, Queue, Workplace};
 use crate::error::Kind;
 use crate::{Error, Launch, Meeting, Settings};
 
@@ -133,6 +134,8 @@ mod tags {
 /// too (`ncclCommDestroy`).
 pub struct Communicator {
     core: Arc<Core>,
+    /// The process that has joined. A child of fork has a copy of the value, and none of its threads.
+    process: u32,
     worker: Mutex<Option<queue::Worker>>,
     dump: Arc<Dump>,
     transport: String,
@@ -172,7 +175,8 @@ impl Communicator {
         let (core, worker) = (Arc::new(core), Mutex::default());
         let within = settings.connect_within();
         let (_on_signal, _meeting) = (on_signal, None);
-        Ok(Communicator { core, worker, dump, transport, within, _on_signal, _meeting })
+        let process = std::process::id();
+        Ok(Communicator { core, process, worker, dump, transport, within, _on_signal, _meeting })
     }
 
     /// Joins the ranks of this process' job, as its launcher describes them: torchrun, Open MPI's or
@@ -185,8 +189,7 @@ impl Communicator {
     /// No launcher started this process, or joining fails.
     pub fn from_env(settings: &Settings) -> Result<Self, Error> {
         let launch = Launch::from_env()?.ok_or_else(|| {
-            let text = "no launcher started this process: use Communicator::join, or in an indexed job \
-                        of Kubernetes set WORLD_SIZE";
+            let text = "no launcher started this process: use Communicator::join";
             Kind::Usage(text.to_owned())
         })?;
         let meeting = launch.meet(settings)?;
@@ -217,15 +220,18 @@ impl Communicator {
     /// MiB.
     ///
     /// # Errors
-    /// Fails if a rank fails, or if a rank sends nothing within `INVAR_CONNECT_TIMEOUT_MS`.
+    /// Fails if a rank fails, or if a rank sends nothing within `INVAR_CONNECT_TIMEOUT_MS`. Then the communicator
+    /// has ended on all ranks.
     pub fn exchange(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
-        let all = self.core.bootstrap.all_gather(tags::EXCHANGE, bytes, self.within);
-        all.map_err(Error::bootstrap)
+        let bootstrap = &self.core.bootstrap;
+        // Bytes that come later must not be taken for those of the next exchange.
+        let all = bootstrap.all_gather(tags::EXCHANGE, bytes, self.within);
+        all.map_err(|error| engine::failed(bootstrap, Error::bootstrap(error)))
     }
 
     /// Ends the communicator on all ranks and tells each of them the reason (`ncclCommAbort`).
     pub fn abort(&self, reason: &str) {
-        self.core.bootstrap.fail(&format!("aborted: {reason}"));
+        self.core.bootstrap.fail(self.rank(), &format!("aborted: {reason}"));
     }
 
     /// Returns the error that ended the communicator, if there is one (`ncclCommGetAsyncError`).
@@ -377,9 +383,19 @@ impl Communicator {
 
 impl Drop for Communicator {
     fn drop(&mut self) {
+        if self.process != std::process::id() {
+            // The connections of a copy are those of the parent, which goes on.
+            std::mem::forget((Arc::clone(&self.core), Arc::clone(&self.dump)));
+            return std::mem::forget((self._on_signal.take(), self._meeting.take()));
+        }
         self.core.queue.close();
-        // If the worker has panicked, its thread has already reported the panic.
-        drop(self.worker.get_mut().unwrap_or_else(PoisonError::into_inner).take());
+        let worker = self.worker.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        if worker.is_some_and(queue::Worker::join) {
+            // A waker drops the communicator on the worker's own thread.
+            drop(self.core.drained());
+        }
+        // Handles of operations may live on, and hold the engine.
+        self.core.workplace().engine.leave();
     }
 }
 
@@ -395,13 +411,29 @@ impl Core {
     ///
     /// The caller makes the promises of [`Engine::run`].
     unsafe fn run(&self, calls: &[Call]) -> Result<(), Error> {
-        let mut workplace = self.workplace();
-        self.queue.drain(&mut workplace);
+        let mut workplace = self.drained();
         // SAFETY: the caller has promised what `Engine::run` demands.
         unsafe { workplace.engine.run(calls) }
     }
 
-    fn workplace(&self) -> MutexGuard<'_, Workplace> {
-        self.workplace.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Locks the engine, and completes all operations that are started.
+    fn drained(&self) -> AtWorkplace<'_> {
+        let mut workplace = self.workplace();
+        loop {
+            match self.queue.round(&mut workplace) {
+                None => return workplace,
+                Some(Advance::Waiting) => workplace.pause(SLEEP_MAX),
+                Some(Advance::Moved | Advance::Done) => {}
+            }
+            if workplace.has_news() {
+                drop(workplace);
+                workplace = self.workplace();
+            }
+        }
+    }
+
+    /// Locks the engine.
+    fn workplace(&self) -> AtWorkplace<'_> {
+        AtWorkplace::new(self.workplace.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }

@@ -246,7 +246,7 @@ fn conn_settings(device: &Device, settings: &Settings) -> conn::CommSettings {
 
 /// The address at which a listener of the device listens on TCP.
 pub(crate) fn oob_addr(device: &Device, settings: &Settings) -> Result<SocketAddr, Error> {
-    if settings.socket_ifname.is_empty() {
+    if settings.listens_on(device.info()) {
         return device.socket_addr();
     }
     let interfaces =

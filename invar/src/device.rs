@@ -23,7 +23,6 @@ use invar_linux::soft::{self, HostDevice, SoftConfig, SoftNic};
 use crate::device_info::{DeviceInfo, DeviceKind, Survey};
 use crate::error::Kind;
 use crate::raw::{Adapter, NicKind, OverTcp, adapt};
-use crate::settings::RdmaRules;
 use crate::{Error, Settings};
 use registration::Registrations;
 
@@ -160,7 +159,7 @@ impl Device {
             return rails::open(info, settings);
         }
         match info.kind {
-            DeviceKind::Verbs => return Self::open_rdma(info, &settings.rdma),
+            DeviceKind::Verbs => return Self::open_rdma(info, settings),
             DeviceKind::Socket => return Self::open_socket(info, settings),
             DeviceKind::Soft => {}
             DeviceKind::Custom => {
@@ -172,9 +171,9 @@ impl Device {
         Self::open_soft(info, scoped(info, addr)?, settings.udp_ports())
     }
 
-    fn open_rdma(info: &DeviceInfo, rules: &RdmaRules) -> Result<Self, Error> {
-        let adapter = rdma::open(info, rules)?;
-        let data_access = rdma::data_access(rules);
+    fn open_rdma(info: &DeviceInfo, settings: &Settings) -> Result<Self, Error> {
+        let adapter = rdma::open(info, settings)?;
+        let data_access = rdma::data_access(&settings.rdma);
         let (info, registrations) = (info.clone(), Registrations::new());
         let inner = Inner { info, data_access, registrations, adapter, soft: None };
         Ok(Device(Arc::new(inner)))

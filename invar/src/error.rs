@@ -99,9 +99,9 @@ pub(crate) enum Kind {
     Bootstrap(#[from] BootstrapError),
     #[error("the communicator was aborted")]
     Aborted,
-    #[error("{what} did not come about within {} ms", .within.as_millis())]
+    #[error("{what} was not complete within {} ms", .within.as_millis())]
     TimedOut { what: &'static str, within: Duration },
-    #[error("a connection from a peer did not come about within {} ms{turned_away}", .within.as_millis())]
+    #[error("no peer connected within {} ms{turned_away}", .within.as_millis())]
     NoPeer { within: Duration, turned_away: String },
 }
 

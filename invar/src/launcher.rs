@@ -3,7 +3,7 @@
 //! | launcher | rank and ranks | meeting place | secret |
 //! |---|---|---|---|
 //! | torchrun | `RANK`, `WORLD_SIZE` | `MASTER_ADDR` | derived from the run's id |
-//! | Open MPI's `mpirun` | `OMPI_COMM_WORLD_RANK`, `…_SIZE` | the host of `mpirun` | made by `mpirun` |
+//! | Open MPI's `mpirun` | `OMPI_COMM_WORLD_RANK`, `…_SIZE` | this host if it has all ranks, else `MASTER_ADDR` or the host of `mpirun` | made by the `mpirun` of Open MPI 4; derived from the job's name under Open MPI 5 |
 //! | MPICH's `mpirun`, `srun --mpi=pmi2` | `PMI_RANK`, `PMI_SIZE` | rank 0 tells it over PMI-1 | made by rank 0 |
 //! | Slurm's `srun` | `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS` | the step's first node | derived from the step's id |
 //! | Kubernetes' indexed job | `JOB_COMPLETION_INDEX`, `WORLD_SIZE` | the pod of index 0 | derived from the job's name |
@@ -23,7 +23,7 @@ use std::fmt;
 use invar_core::rendezvous::UniqueId;
 
 use crate::{Error, Hub, Settings};
-use description::Place;
+use description::MeetingPoint;
 
 /// The variable with the word by which ranks join.
 const SECRET: &str = "INVAR_COLL_SECRET";
@@ -49,7 +49,7 @@ pub struct Launch {
     pub rank: u32,
     /// The number of processes.
     pub nranks: u32,
-    place: Place,
+    place: MeetingPoint,
     /// The word in `INVAR_COLL_SECRET`.
     word: Option<String>,
 }
@@ -64,7 +64,7 @@ pub enum Launcher {
     OpenMpi,
     /// A launcher that speaks PMI-1: MPICH's and Intel MPI's `mpirun`, and `srun --mpi=pmi2`.
     Pmi,
-    /// Slurm's `srun`.
+    /// The launcher is Slurm's `srun`.
     Slurm,
     /// An indexed job of Kubernetes.
     Kubernetes,

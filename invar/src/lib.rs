@@ -5,8 +5,10 @@
 //! brings the handle's 128 bytes to the sender, which connects and gets a [`SendComm`]. The listener
 //! accepts and gets a [`RecvComm`]. Messages go from a [`MemoryRegion`] to a [`MemoryRegion`].
 //!
-//! Only methods called `wait`, `send`, `recv` and `accept_within` block, each with a deadline. All
-//! others return at once. A call that blocks spins for `INVAR_SPIN_US` and then sleeps.
+//! Methods named `send`, `recv`, `wait`, `wait_within` and `accept_within` block. So do
+//! [`net::wait_for_links`], [`Launch::meet`], [`Communicator::join`], [`Communicator::from_env`], and the
+//! operations of a [`Communicator`], except those named `start`. Each has a deadline. All others return at
+//! once. A call that blocks spins for `INVAR_SPIN_US` and then sleeps.
 //!
 //! ```
 //! use std::time::Duration;
@@ -90,6 +92,8 @@
 /// The programs of these pages run as tests.
 #[cfg(doctest)]
 mod pages {
+    #[doc = include_str!("../../README.md")]
+    mod front {}
     #[doc = include_str!("../../docs/tutorial-library.md")]
     mod tutorial {}
     #[doc = include_str!("../../docs/launchers.md")]
@@ -118,6 +122,7 @@ mod send;
 mod settings;
 mod spin;
 mod staged;
+mod stderr_log;
 mod wait;
 
 pub use choice::Choice;
@@ -139,8 +144,8 @@ pub use invar_core::error::{Ends, Error as ConnectionError, ErrorKind};
 pub use invar_core::nic;
 pub use invar_core::nic::{Gid, LinkLayer, Mtu};
 pub use invar_core::param::{
-    AddressFamily, Allowed, LogFormat, LogLevel, ParamInfo, PortRange, Readers, Subnet,
-    TransportChoice,
+    AddressFamily, Allowed, LogFormat, LogLevel, MetricsPlace, NcclDebug, ParamInfo, PortRange,
+    Readers, Subnet, TransportChoice,
 };
 pub use invar_core::rendezvous::{UniqueId, UniqueIdError};
 pub use invar_linux::rendezvous::secret_of;
@@ -154,3 +159,4 @@ pub use send::SendComm;
 pub use settings::{
     InForce, LogFilter, RelaxedOrdering, RoceVersion, Settings, Source, log_subsystem,
 };
+pub use stderr_log::log_to_stderr;

@@ -6,26 +6,25 @@
 mod encode;
 mod table;
 
-use std::path::Path;
 use std::sync::Once;
 use std::thread;
 
 use invar_core::param::MetricsPlace;
 use invar_linux::recorder::{self, Recorded};
-use invar_linux::scrape::{Place, show};
+use invar_linux::scrape::{Endpoint, show};
 
 pub(crate) use encode::encode;
 
 /// Where metrics are shown, as the settings have it.
 #[derive(Clone, Debug)]
-pub(crate) struct Shown(Place);
+pub(crate) struct Shown(Endpoint);
 
 impl From<MetricsPlace<'_>> for Shown {
     fn from(place: MetricsPlace<'_>) -> Self {
         Shown(match place {
-            MetricsPlace::Tcp(addr) => Place::Tcp(addr),
-            MetricsPlace::Unix(path) => Place::Unix(path.into()),
-            MetricsPlace::File(path) => Place::File(path.into()),
+            MetricsPlace::Tcp(addr) => Endpoint::Tcp(addr),
+            MetricsPlace::Unix(path) => Endpoint::Unix(path.into()),
+            MetricsPlace::File(path) => Endpoint::File(path.into()),
         })
     }
 }
@@ -35,7 +34,7 @@ pub(crate) fn start(Shown(place): &Shown) {
     static STARTED: Once = Once::new();
     let place = place.clone();
     STARTED.call_once(|| {
-        let show = move || show(&place, || encode(living(&recorder::directory())));
+        let show = move || show(&place, || encode(living()));
         let started = thread::Builder::new().name("invar-metrics".to_owned()).spawn(show);
         if let Err(error) = started {
             log::warn!("no metrics: no thread for them: {error}");
@@ -43,8 +42,8 @@ pub(crate) fn start(Shown(place): &Shown) {
     });
 }
 
-/// Reads the recorders of all living processes in a directory.
-fn living(dir: &Path) -> Vec<Recorded> {
-    let all = recorder::files_in(dir).into_iter().filter_map(|path| recorder::read(&path).ok());
+/// Reads the recorders of all living processes of this user.
+fn living() -> Vec<Recorded> {
+    let all = recorder::own_files().into_iter().filter_map(|path| recorder::read(&path).ok());
     all.filter(|recorded| recorded.is_alive).collect()
 }

@@ -98,7 +98,9 @@ impl RecvComm {
         if bufs.iter().any(|(region, ..)| region.staged().is_some()) {
             return self.irecv_staged(bufs);
         }
-        if bufs.iter().any(|(.., tag)| self.staged.has(*tag)) {
+        // The peer uses receives in the order in which they come: no other may stand between the parts of a
+        // staged one.
+        if self.staged.is_behind() || bufs.iter().any(|(.., tag)| self.staged.has(*tag)) {
             return Ok(None);
         }
         // SAFETY: the regions, whose bytes are only ever accessed by atomic operations, are held
@@ -230,6 +232,21 @@ impl RecvComm {
     /// See [`RecvComm::test`].
     pub async fn wait_async(&mut self, request: &Request) -> Result<Received, Error> {
         until(self, |comm| comm.test(request)).await
+    }
+
+    /// Posts a receive like [`RecvComm::irecv`], and waits until that succeeds: on any executor and without a
+    /// deadline. [`RecvComm::wait_async`] waits for the messages.
+    ///
+    /// If the future is dropped, no receive is posted. If all places for requests are taken, nobody can free
+    /// one while this future waits: test requests before.
+    ///
+    /// # Errors
+    /// See [`RecvComm::irecv`].
+    pub async fn irecv_async(
+        &mut self,
+        bufs: &[(&MemoryRegion, Range<usize>, u32)],
+    ) -> Result<Request, Error> {
+        until(self, |comm| comm.irecv(bufs)).await
     }
 
     /// Receives one message with `tag` into bytes `range` of `region`, and waits at most `timeout`.

@@ -126,6 +126,23 @@ impl SendComm {
         until(self, |comm| comm.test(request)).await
     }
 
+    /// Starts a send like [`SendComm::isend`], and waits until that succeeds: on any executor and without a
+    /// deadline. [`SendComm::wait_async`] waits for the send.
+    ///
+    /// If the future is dropped, the send does not start. If all places for requests are taken, nobody can
+    /// free one while this future waits: test requests before.
+    ///
+    /// # Errors
+    /// See [`SendComm::isend`].
+    pub async fn isend_async(
+        &mut self,
+        region: &MemoryRegion,
+        range: Range<usize>,
+        tag: u32,
+    ) -> Result<Request, Error> {
+        until(self, |comm| comm.isend(region, range.clone(), tag)).await
+    }
+
     /// Sends bytes `range` of `region`: waits for the peer's receive for `tag` and until the send is
     /// done, together at most `timeout`. Returns how many bytes it has sent.
     ///

@@ -46,7 +46,7 @@ pub use set::{RelaxedOrdering, RoceVersion};
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// The values that are set, by variable.
-    set: BTreeMap<&'static str, (String, Source)>,
+    set: BTreeMap<&'static str, SetValue>,
     /// The reason why a value is refused.
     refused: Option<String>,
     conn: conn::CommSettings,
@@ -70,6 +70,8 @@ pub struct Settings {
     /// The name of a communicator's device.
     pub(crate) coll_nic: Option<String>,
     pub(crate) socket_ifname: String,
+    /// Value of `NCCL_COMM_ID`.
+    comm_id: String,
     pub(crate) socket_family: AddressFamily,
     pub(crate) socket_nthreads: Option<u32>,
     pub(crate) nsocks_perthread: Option<u32>,
@@ -83,6 +85,19 @@ pub struct Settings {
     /// Value of `INVAR_METRICS`.
     metrics: Option<metrics::Shown>,
     remarks: Vec<String>,
+}
+
+/// A value that is set. It may be a secret, so that only its source is shown.
+#[derive(Clone)]
+struct SetValue {
+    text: String,
+    source: Source,
+}
+
+impl std::fmt::Debug for SetValue {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.source.fmt(f)
+    }
 }
 
 /// Settings of RDMA devices that are needed before a device is open.
@@ -99,13 +114,17 @@ pub(crate) struct RdmaRules {
     pub(crate) relaxed_ordering: u8,
 }
 
-/// Settings for dumps and traces of links between ranks.
+/// Settings of links between ranks, and of proxies.
 #[derive(Clone, Debug)]
 pub(crate) struct LinkRules {
     /// Value of `NCCL_PROXY_DUMP_SIGNAL`.
     pub(crate) dump_signal: Option<u8>,
     /// Value of `INVAR_PROXY_TRACE`.
     pub(crate) trace: Option<String>,
+    /// Value of `NCCL_PROXY_APPEND_BATCH_SIZE`.
+    append_batch: u32,
+    /// Value of `NCCL_PROGRESS_APPENDOP_FREQ`.
+    append_every: u32,
 }
 
 /// Settings of communicators.
@@ -200,8 +219,7 @@ impl Settings {
         let mut settings = Settings::default();
         for info in TABLE {
             let Some(text) = lookup(info.name).filter(|text| !text.is_empty()) else { continue };
-            let text = if info.allowed == Allowed::Secret { "*".repeat(8) } else { text };
-            settings.set.insert(info.name, (text, Source::Environment));
+            settings.set.insert(info.name, SetValue { text, source: Source::Environment });
         }
         settings.refresh();
         settings.usable()?;
@@ -209,12 +227,17 @@ impl Settings {
         Ok(settings)
     }
 
-    /// Returns every variable, in the order of the table, with its value in force.
+    /// Returns every variable, in the order of the table, with its value in force. A secret is hidden.
     pub fn in_force(&self) -> Vec<InForce> {
         let of = |info: &'static ParamInfo| {
-            let set = self.set.get(info.name).filter(|(text, _)| !text.is_empty());
-            let value = info.in_force(set.map(|(text, _)| text.as_str())).to_owned();
-            InForce { info, value, source: set.map_or(Source::Default, |(_, source)| *source) }
+            let set = self.set.get(info.name).filter(|set| !set.text.is_empty());
+            let hidden = "*".repeat(8);
+            let text = set.map(|set| match info.allowed {
+                Allowed::Secret => &hidden,
+                _ => &set.text,
+            });
+            let value = info.in_force(text.map(String::as_str)).to_owned();
+            InForce { info, value, source: set.map_or(Source::Default, |set| set.source) }
         };
         TABLE.iter().map(of).collect()
     }
@@ -233,6 +256,17 @@ impl Settings {
         EndSettings { staging: self.gpu.staging, spin: self.spin }
     }
 
+    /// Returns the value of `INVAR_COLL_SECRET`, if it is set.
+    pub(crate) fn secret_of_ranks(&self) -> Option<&str> {
+        let set = self.set.get("INVAR_COLL_SECRET").map(|set| set.text.as_str());
+        set.filter(|text| !text.is_empty())
+    }
+
+    /// Returns the time in which a connection recovers.
+    pub(crate) fn recovers_within(&self) -> Duration {
+        Duration::from_nanos(self.conn.recovery_timeout_ns)
+    }
+
     /// Returns how connections and communicators look for stalls.
     pub(crate) fn stall(&self) -> StallSettings {
         self.conn.stall
@@ -248,7 +282,7 @@ impl Settings {
 
     /// Sets a variable to the program's value.
     fn with(mut self, name: &'static str, value: impl fmt::Display) -> Self {
-        self.set.insert(name, (value.to_string(), Source::Program));
+        self.set.insert(name, SetValue { text: value.to_string(), source: Source::Program });
         self.refresh();
         self
     }
@@ -256,7 +290,7 @@ impl Settings {
     /// Parses the values that are set. If one value is out of range, all settings stay as they were.
     fn refresh(&mut self) {
         let set = std::mem::take(&mut self.set);
-        let text = |name| set.get(name).map(|(text, _)| text.as_str());
+        let text = |name| set.get(name).map(|set| set.text.as_str());
         let list = |name| text(name).unwrap_or_default().to_owned();
         let params = Params::from_lookup(text);
         self.refused = params.as_ref().err().map(ToString::to_string);
@@ -288,7 +322,7 @@ impl Settings {
             transport: params.transport,
             log_level: params
                 .log
-                .or(params.nccl_debug.map(|NcclDebug(level)| level))
+                .or(params.nccl_debug.map(NcclDebug::level))
                 .unwrap_or(LogLevel::Warn),
             log_format: params.log_format,
             log_subsystems: params.nccl_debug_subsys.unwrap_or_default().to_owned(),
@@ -303,6 +337,8 @@ impl Settings {
             links: LinkRules {
                 dump_signal: params.proxy_dump_signal,
                 trace: params.proxy_trace.map(str::to_owned),
+                append_batch: params.proxy_append_batch,
+                append_every: params.progress_appendop_freq,
             },
             coll: CollRules {
                 shm_disable: params.shm_disable,
@@ -314,6 +350,7 @@ impl Settings {
             merge_nics: params.ib_merge_nics,
             coll_nic: None,
             socket_ifname,
+            comm_id: params.comm_id.unwrap_or_default().to_owned(),
             socket_family: params.socket_family,
             socket_nthreads: params.socket_nthreads,
             nsocks_perthread: params.nsocks_perthread,

@@ -13,7 +13,7 @@ use std::ops::Range;
 
 use invar_core::comm;
 use invar_core::error::{Error as CoreError, ErrorKind};
-use invar_core::staging::{Failure, Pipeline, Trailer};
+use invar_core::staging::{ChunkStage, Failure, Pipeline, Trailer};
 use invar_cuda::GpuMemory;
 
 use crate::error::Kind;
@@ -108,6 +108,12 @@ impl Staged {
     pub(crate) fn has(&self, tag: u32) -> bool {
         let mut active = self.active.iter();
         active.any(|active| active.pipeline.pending().any(|message| message.tag == tag))
+    }
+
+    /// Whether parts of messages have not been given to the connection yet.
+    #[inline]
+    pub(crate) fn is_behind(&self) -> bool {
+        self.active.iter().any(|active| active.pipeline.has_more(ChunkStage::Fill))
     }
 
     /// Moves all messages on, without waiting.

@@ -68,6 +68,18 @@ pub mod log_level {
 /// `ncclDebugLogSubSys`.
 pub mod subsystem {
     use std::ffi::c_ulong;
+    /// The subsystems that a message of Invar may have. A release of NCCL that lacks one shows its messages only
+    /// for `NCCL_ALL`.
+    pub const NAMED: [(&str, c_ulong); 8] = [
+        ("INIT", INIT),
+        ("COLL", 2),
+        ("SHM", 8),
+        ("NET", NET),
+        ("ENV", 128),
+        ("PROXY", 1024),
+        ("BOOTSTRAP", 4096),
+        ("REG", 8192),
+    ];
     /// `NCCL_INIT`.
     pub const INIT: c_ulong = 1;
     /// `NCCL_NET`.

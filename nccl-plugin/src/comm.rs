@@ -1,6 +1,6 @@
 //! Comms: NCCL's ends of connections, behind one trait for all kinds of NIC.
 
-mod held;
+mod end;
 mod recv;
 mod send;
 
@@ -16,7 +16,7 @@ use crate::abi::Code;
 use crate::outcome::{caught, failed, misused, null};
 use crate::request;
 
-use held::{Held, Kept, Tested};
+use end::{CommEnd, EitherEnd, Tested};
 
 /// Maximum message length in bytes: the 32-bit fields on the wire hold no more.
 const MESSAGE_BYTES_MAX: usize = i32::MAX as usize;
@@ -55,7 +55,7 @@ type Test = unsafe extern "C" fn(*mut c_void, *mut c_int, *mut c_int, NonNull<c_
 /// # Safety
 /// NCCL's contract holds for each unsafe function. Pointers are null or point to what the table says.
 /// Memory stays registered and untouched until its request is done.
-pub(crate) trait NetEnd: Kept {
+pub(crate) trait NetEnd: EitherEnd {
     unsafe extern "C" fn isend(
         &self,
         _data: *mut c_void,
@@ -125,7 +125,7 @@ impl Comm {
         device: (c_int, &Device),
         keeper: &Keeper,
     ) -> Self {
-        Self::new(Kind::Send, Held::new(end, request::low_half(handle)), device, keeper)
+        Self::new(Kind::Send, CommEnd::new(end, request::low_half(handle)), device, keeper)
     }
 
     /// Makes the comm of a receiving end; `handle` is the comm's handle.
@@ -135,20 +135,20 @@ impl Comm {
         device: (c_int, &Device),
         keeper: &Keeper,
     ) -> Self {
-        Self::new(Kind::Recv, Held::new(end, request::low_half(handle)), device, keeper)
+        Self::new(Kind::Recv, CommEnd::new(end, request::low_half(handle)), device, keeper)
     }
 
     fn new<E: End + 'static, D: 'static>(
         kind: Kind,
-        end: Held<E, D>,
+        end: CommEnd<E, D>,
         (device_number, device): (c_int, &Device),
         keeper: &Keeper,
     ) -> Self
     where
-        Held<E, D>: Tested,
-        Biased<Held<E, D>>: NetEnd,
+        CommEnd<E, D>: Tested,
+        Biased<CommEnd<E, D>>: NetEnd,
     {
-        let (open, shut): (Test, Test) = (Held::<E, D>::test, Held::<E, D>::test_locked);
+        let (open, shut): (Test, Test) = (CommEnd::<E, D>::test, CommEnd::<E, D>::test_locked);
         let end = Arc::new(Biased::with_doors(end, open as *mut (), shut as *mut ()));
         // SAFETY: NCCL is the owner, and comes by these words.
         let bias = NonNull::from_ref(unsafe { end.bias() });

@@ -4,6 +4,7 @@ use std::ffi::{c_int, c_void};
 use std::hash::{BuildHasher, RandomState};
 use std::ptr;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::time::Instant;
 
 use invar::{
     Accepting, Connecting, ConnectionError, Device, Error, ErrorKind, Handle, Listener, SendComm,
@@ -37,6 +38,8 @@ struct Trying {
     connecting: Connecting,
     number: c_int,
     device: Device,
+    /// The time of NCCL's last call.
+    called: Instant,
 }
 
 /// `listen` before v11.
@@ -81,7 +84,7 @@ unsafe fn start_listening(
     // SAFETY: NCCL promises room for a handle and a comm.
     unsafe {
         handle.cast::<[u8; HANDLE_BYTES]>().write_unaligned(bytes);
-        comm.write(LISTENERS.put(Arc::new(listening)).to_ptr());
+        comm.write(LISTENERS.put(|_| Arc::new(listening)).to_ptr());
     }
     Ok(())
 }
@@ -244,13 +247,20 @@ unsafe fn go_on_connecting(
             let to = Handle::from_bytes(handle).map_err(|error| failed(&error.into()))?;
             let connecting = SendComm::connect(&device, &to, &settings);
             let connecting = connecting.map_err(|error| failed(&error))?;
-            let trying = Arc::new(Mutex::new(Trying { connecting, number, device }));
-            let attempt = ATTEMPTS.put(Arc::clone(&trying));
+            // NCCL does not say when it gives up an attempt. After twice the time limit it has.
+            let limit = 2 * settings.connect_within();
+            ATTEMPTS.remove_all(|attempt| {
+                attempt.try_lock().is_ok_and(|trying| trying.called.elapsed() > limit)
+            });
+            let called = Instant::now();
+            let trying = Arc::new(Mutex::new(Trying { connecting, number, device, called }));
+            let attempt = ATTEMPTS.put(|_| Arc::clone(&trying));
             set_stage(&mut handle, Some(attempt));
             (attempt, trying)
         }
     };
     let mut trying = trying.lock().unwrap_or_else(PoisonError::into_inner);
+    trying.called = Instant::now();
     let polled = trying.connecting.poll_raw();
     if !matches!(polled, Ok(None)) {
         ATTEMPTS.remove(attempt);

@@ -3,6 +3,7 @@
 use std::ffi::{c_int, c_void};
 use std::net::IpAddr;
 use std::ptr;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use invar::{Choice, DeviceInfo, DeviceKind, LinkLayer, Settings};
@@ -21,12 +22,21 @@ const OFF: usize = 1 << 17;
 /// The most devices that NCCL may join in a process (`MAX_IB_VDEVS`).
 const JOINED_MAX: usize = 256;
 
-static HOST: Mutex<State> = Mutex::new(State { host: None, contexts: 0 });
+static HOST: Mutex<State> = Mutex::new(State { host: None, contexts: 0, ended: None });
 
 struct State {
     host: Option<Arc<Host>>,
     /// Number of contexts that NCCL has not finalized.
     contexts: usize,
+    /// The numbers of the devices at the last `finalize`, which has dropped the host.
+    ended: Option<Numbering>,
+}
+
+/// The numbers of devices. NCCL stores them for the process, so they stay while the devices are the same.
+struct Numbering {
+    names: Vec<String>,
+    /// The members of each joined device.
+    joined: Vec<Vec<c_int>>,
 }
 
 /// Settings and devices that `init` found.
@@ -35,6 +45,11 @@ pub(crate) struct Host {
     devices: Vec<Arc<NetDevice>>,
     /// The devices that NCCL has joined. Their numbers follow those of `devices`.
     joined: Mutex<Vec<Arc<NetDevice>>>,
+    /// The number of joined devices that `devices` counts: NCCL has asked for them since its `init`.
+    pub(crate) shown: AtomicUsize,
+    /// The number of joined devices that collNet's `devices` counts. NCCL takes the first answer of each
+    /// `devices` for the number of physical devices.
+    pub(crate) shown_by_collnet: AtomicUsize,
 }
 
 /// `init` before v10.
@@ -113,7 +128,7 @@ pub(crate) fn end_context(context: *mut c_void, abandon: impl FnOnce()) -> Outco
     match state.contexts {
         0 => return Err(misused("finalize without init")),
         1 => {
-            state.host = None;
+            state.ended = state.host.take().map(|host| host.numbering());
             abandon();
         }
         _ => {}
@@ -127,15 +142,17 @@ pub(crate) unsafe extern "C" fn set_net_attr(context: *mut c_void, _: *const c_v
     call(|| Context::from_ptr(context).map(drop))
 }
 
-/// `devices`.
+/// `devices`. NCCL calls it before `makeVDevice` and afterwards, and takes the difference for the number of
+/// joined devices.
 pub(crate) unsafe extern "C" fn devices(ndev: *mut c_int) -> Code {
     call(|| {
         if ndev.is_null() {
             return Err(null("devices: ndev"));
         }
-        let count = get()?.devices.len() as c_int;
+        let host = get()?;
+        let count = host.devices.len() + host.shown.load(Ordering::Relaxed);
         // SAFETY: NCCL promises that `ndev` has room for a number.
-        unsafe { ndev.write(count) };
+        unsafe { ndev.write(count as c_int) };
         Ok(())
     })
 }
@@ -148,9 +165,12 @@ pub(crate) unsafe extern "C" fn devices_of_collnet(ndev: *mut c_int) -> Code {
             return Err(null("devices: ndev"));
         }
         let host = get()?;
-        let count = if host.settings.offers_collnet() { host.devices.len() as c_int } else { 0 };
+        let count = match host.settings.offers_collnet() {
+            true => host.devices.len() + host.shown_by_collnet.load(Ordering::Relaxed),
+            false => 0,
+        };
         // SAFETY: NCCL promises that `ndev` has room for a number.
-        unsafe { ndev.write(count) };
+        unsafe { ndev.write(count as c_int) };
         Ok(())
     })
 }
@@ -179,12 +199,9 @@ fn start(
     let mut state = state();
     if state.contexts == 0 || state.host.is_none() {
         let host = Host::find()?;
-        // A second NCCL in the process has found the same devices: those that `makeVDevice` has joined keep
-        // their numbers.
-        if let Some(old) = &state.host
-            && old.names().eq(host.names())
-        {
-            host.joined().clone_from(&old.joined());
+        let old = state.host.take().map(|host| host.numbering()).or(state.ended.take());
+        if let Some(old) = old {
+            host.keep(&old);
         }
         state.host = Some(Arc::new(host));
     }
@@ -235,12 +252,27 @@ impl Host {
             "{}",
             using(devices.iter().map(|device| &device.info), &interface, address.ip())
         );
-        Ok(Host { settings, devices, joined: Mutex::default() })
+        let [shown, shown_by_collnet] = [0, 0].map(AtomicUsize::new);
+        Ok(Host { settings, devices, joined: Mutex::default(), shown, shown_by_collnet })
     }
 
-    /// Returns the names of the devices that `init` has found.
-    fn names(&self) -> impl Iterator<Item = &str> {
-        self.devices.iter().map(|device| device.info.name.as_str())
+    fn numbering(&self) -> Numbering {
+        Numbering {
+            names: self.devices.iter().map(|device| device.info.name.clone()).collect(),
+            joined: self.joined().iter().map(|device| device.members.clone()).collect(),
+        }
+    }
+
+    /// Joins the devices that were joined before, if the devices are the same.
+    fn keep(&self, old: &Numbering) {
+        if self.devices.iter().map(|device| &device.info.name).eq(&old.names) {
+            let join = |numbers: &Vec<c_int>| self.join(numbers, &self.shown).map(drop);
+            let all_joined = old.joined.iter().try_for_each(join);
+            if all_joined.is_err() {
+                log::warn!("the devices that makeVDevice had joined cannot be joined any more");
+            }
+        }
+        self.shown.store(0, Ordering::Relaxed);
     }
 
     /// Returns the device that has this number in NCCL.
@@ -256,9 +288,10 @@ impl Host {
         })
     }
 
-    /// Joins the devices of these numbers. Returns the number of the device that they make; the same devices
-    /// make the same device.
-    pub(crate) fn join(&self, numbers: &[c_int]) -> Result<c_int, Failed> {
+    /// Joins the devices of these numbers, and counts the device that they make in `shown`. Returns its
+    /// number; the same devices make the same device. A single device that could be joined gets a second
+    /// number, since some versions of NCCL make each of their devices so.
+    pub(crate) fn join(&self, numbers: &[c_int], shown: &AtomicUsize) -> Result<c_int, Failed> {
         let find = |number: &c_int| {
             let own = usize::try_from(*number).ok().and_then(|number| self.devices.get(number));
             own.cloned().ok_or_else(|| {
@@ -271,25 +304,32 @@ impl Host {
         let members = numbers.iter().map(find).collect::<Result<Vec<_>, Failed>>()?;
         match members.as_slice() {
             [] => return Err(misused("makeVDevice: no devices")),
-            [one] => return Ok(one.number),
+            [one] if !can_be_joined(&one.info) => return Ok(one.number),
             _ => {}
         }
-        if !self.settings.merges_nics() {
+        if members.len() > 1 && !self.settings.merges_nics() {
             log::info!("makeVDevice: NCCL_IB_MERGE_NICS=0 lets no devices be joined");
             return Err(Failed(Code::INVALID_USAGE));
         }
         let mut joined = self.joined();
-        if let Some(known) = joined.iter().find(|device| device.members == numbers) {
-            return Ok(known.number);
+        let show = |place: usize| _ = shown.fetch_max(place + 1, Ordering::Relaxed);
+        if let Some(known) = joined.iter().position(|device| device.members == numbers) {
+            show(known);
+            return Ok(joined[known].number);
         }
         if joined.len() == JOINED_MAX {
             return Err(misused(format_args!("makeVDevice: {JOINED_MAX} devices are joined")));
         }
         let infos: Vec<DeviceInfo> = members.iter().map(|device| device.info.clone()).collect();
-        let info = DeviceInfo::joined(&infos).map_err(|error| {
-            log::info!("makeVDevice: {error}");
-            Failed(Code::INVALID_USAGE)
-        })?;
+        let info = match infos.as_slice() {
+            [one] => one.clone(),
+            // The first versions of NCCL that join devices end if this is INVALID_USAGE.
+            all => DeviceInfo::joined(all).map_err(|error| {
+                log::info!("makeVDevice: {error}");
+                Failed(Code::SYSTEM_ERROR)
+            })?,
+        };
+        show(joined.len());
         let number = (self.devices.len() + joined.len()) as c_int;
         log::info!("device {number} is {}", info.name);
         joined.push(Arc::new(NetDevice::joined(number, info, &members)));
@@ -299,6 +339,11 @@ impl Host {
     fn joined(&self) -> MutexGuard<'_, Vec<Arc<NetDevice>>> {
         self.joined.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Whether devices of this kind can be joined at all.
+fn can_be_joined(info: &DeviceInfo) -> bool {
+    matches!(info.kind, DeviceKind::Verbs | DeviceKind::Soft)
 }
 
 /// The line that NCCL logs about the devices in use: `Using [0]mlx5_0:1/RoCE [RO]; OOB

@@ -128,7 +128,8 @@ unsafe fn start_posted(marked: *mut c_void, messages: Vec<ProfiledMessage>, comm
             }
             _ => None,
         };
-        started.extend(carriers.iter().filter_map(start));
+        // Whoever does not take the first event takes none.
+        started.extend(carriers.iter().map_while(start));
     }
     let is_any = !started.is_empty();
     if is_any {
@@ -143,14 +144,15 @@ fn queue_pair(device: c_int, work: &Work) -> QpWork {
     QpWork { device, wr_id, opcode, qp_num, length }
 }
 
-/// Starts an event; returns `None` if the profiler does not take the event.
+/// Starts an event; returns `None` if nobody takes the event. NCCL's callback then succeeds, and gives no
+/// handle.
 fn start_one<T>(callback: ProfilerCallback, step: *mut c_void, id: i64, about: T) -> Option<Event> {
     let mut description = Description { kind: FIRST_KIND, about };
     let (mut event, description) = (ptr::null_mut(), &raw mut description);
     // SAFETY: The arguments follow NCCL's contract: the profiler copies the description, whose type is
     // `id`.
     let code = unsafe { callback(&mut event, START, step, id, description.cast()) };
-    (code == Code::SUCCESS).then_some(Event(event))
+    (code == Code::SUCCESS && !event.is_null()).then_some(Event(event))
 }
 
 /// Whether a request has events.

@@ -50,12 +50,13 @@ impl<T> Registry<T> {
         Registry(Mutex::new(Entries { entries: BTreeMap::new(), next }))
     }
 
-    /// Adds an object and returns its number.
-    pub(crate) fn put(&self, entry: Arc<T>) -> Number {
+    /// Adds the object that `make` returns for a new number, and returns the number. `make` holds the
+    /// table's lock.
+    pub(crate) fn put(&self, make: impl FnOnce(Number) -> Arc<T>) -> Number {
         let mut entries = self.lock();
         let number = entries.next;
         entries.next.0 += 1;
-        entries.entries.insert(number, entry);
+        entries.entries.insert(number, make(number));
         number
     }
 

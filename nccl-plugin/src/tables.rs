@@ -20,7 +20,7 @@ use crate::host::{
 use crate::lifetime::{close_recv, close_send};
 use crate::properties::{get_properties, get_properties_of_collnet};
 use crate::register::{dereg_mr, reg_mr, reg_mr_dma_buf};
-use crate::virtual_device::make_v_device;
+use crate::virtual_device::{make_v_device, make_v_device_of_collnet};
 
 /// Name of the network, as `NCCL_NET` selects it.
 const NAME: *const c_char = c"Invar".as_ptr();
@@ -108,12 +108,19 @@ const BLOCKS_V8: Blocks<SgeV8> =
     Blocks { iallgather: collnet::iallgather, ireducescatter: collnet::ireducescatter };
 const BLOCKS_V9: Blocks<SgeV9> =
     Blocks { iallgather: collnet::iallgather, ireducescatter: collnet::ireducescatter };
-const FINAL_TAIL: FinalTail = FinalTail { absent: None, finalize };
+
+const fn final_tail<const DEVS_MAX: usize>() -> FinalTail<DEVS_MAX> {
+    FinalTail { make_v_device: make_v_device_of_collnet, finalize }
+}
 
 collnet_table!(ncclCollNetPlugin_v6: V6, init_collnet, listen, (), ());
 collnet_table!(ncclCollNetPlugin_v7: V7, init_collnet, listen, (), ());
 collnet_table!(ncclCollNetPlugin_v8: V8, init_collnet, listen, BLOCKS_V8, ());
-collnet_table!(ncclCollNetPlugin_v9: V9, init_collnet, listen, BLOCKS_V9, None);
-collnet_table!(ncclCollNetPlugin_v10: V10, init_collnet, listen, BLOCKS_V9, None);
-collnet_table!(ncclCollNetPlugin_v11: V11, init_collnet_v11, listen_v11, BLOCKS_V9, FINAL_TAIL);
-collnet_table!(ncclCollNetPlugin_v12: V12, init_collnet_v11, listen_v11, BLOCKS_V9, FINAL_TAIL);
+collnet_table!(ncclCollNetPlugin_v9: V9,
+    init_collnet, listen, BLOCKS_V9, make_v_device_of_collnet);
+collnet_table!(ncclCollNetPlugin_v10: V10,
+    init_collnet, listen, BLOCKS_V9, make_v_device_of_collnet);
+collnet_table!(ncclCollNetPlugin_v11: V11,
+    init_collnet_v11, listen_v11, BLOCKS_V9, final_tail());
+collnet_table!(ncclCollNetPlugin_v12: V12,
+    init_collnet_v11, listen_v11, BLOCKS_V9, final_tail());

@@ -401,10 +401,10 @@ mod tests {
             bias.leave();
             door
         };
-        let usual = if *HAS_BARRIER { open } else { shut };
-        assert_eq!(enter(), usual);
+        let expected = if *HAS_BARRIER { open } else { shut };
+        assert_eq!(enter(), expected);
         assert_eq!(biased.visit(|_| enter()), Some(shut));
-        assert_eq!(enter(), usual);
+        assert_eq!(enter(), expected);
         biased.visit(|locked| locked.set_slow(true));
         assert_eq!(enter(), shut);
     }

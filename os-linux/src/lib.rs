@@ -44,5 +44,7 @@ pub mod shm;
 pub mod socket;
 pub mod soft;
 pub mod tcp;
+#[cfg(test)]
+mod test_wait;
 pub mod udp;
 mod unix;

@@ -16,7 +16,9 @@
 //!
 //! Memory of a host application ([`HostMemory::from_raw`]) may start and end at any byte, with ordinary
 //! data of the application next to it. There, parts of words are copied byte by byte, so that no copy
-//! writes back a neighbour's bytes.
+//! writes back a neighbour's bytes. A connection over TCP knows where a message is, and not in which region. So it
+//! copies the first and the last part of a word byte by byte in each region: on the processors that Invar
+//! supports such an atomic byte may meet an atomic word of another thread, though Rust's rules leave it open.
 //!
 //! Bulk copies are as fast as `memcpy`; `memory/copy.rs` explains how.
 
@@ -156,10 +158,11 @@ impl HostMemory {
     }
 
     /// Returns a range as a piece of a gather list, for the kernel to read.
-    pub fn gather(&self, offset: usize, len: usize) -> Result<Gather<'_>, OutOfRange> {
-        self.check(offset, len)?;
-        // SAFETY: `check` ensures that the offset is within the region.
-        let start = unsafe { self.start.add(offset) };
+    pub fn gather(&self, range: Range<usize>) -> Result<Gather<'_>, OutOfRange> {
+        let len = range.len();
+        self.check(range.start, len)?;
+        // SAFETY: `check` ensures that the start is within the region.
+        let start = unsafe { self.start.add(range.start) };
         Ok(Gather::new(start, len))
     }
 

@@ -27,15 +27,22 @@ impl OwnThread {
     pub fn is_here(&self) -> bool {
         self.process == process::id()
     }
+
+    /// Whether the thread is the calling one.
+    pub fn is_current(&self) -> bool {
+        let own = self.thread.as_ref().map(|thread| thread.thread().id());
+        own == Some(thread::current().id())
+    }
 }
 
 impl Drop for OwnThread {
     fn drop(&mut self) {
-        let is_here = self.is_here();
-        // A value that the thread itself drops may own the thread, and a thread does not wait for itself.
-        let is_other = |thread: &JoinHandle<()>| thread.thread().id() != thread::current().id();
+        let (is_here, is_current) = (self.is_here(), self.is_current());
         match self.thread.take() {
-            Some(thread) if is_here && is_other(&thread) => drop(thread.join()),
+            // A value that the thread itself drops may own the thread, and a thread does not wait for itself.
+            Some(thread) if is_here && is_current => drop(thread),
+            Some(thread) if is_here => drop(thread.join()),
+            // A copy of the process has no such thread to wait for, or to detach.
             thread => std::mem::forget(thread),
         }
     }

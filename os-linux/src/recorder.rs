@@ -1,9 +1,10 @@
 //! Files of the flight recorder: one for each process, in a directory of the user.
 //!
-//! A file is deleted when its process has closed its last connection. It stays if the process ends in any
-//! other way. The process holds a lock on its file, so that others know whether the process lives. Each new
-//! process deletes all but the youngest files of dead processes.
+//! A file is deleted when its last owner drops it. It stays if the process ends in any other way. The process
+//! holds a lock on its file, so that others know whether the process lives. Each new process deletes all but
+//! the youngest files of dead processes.
 
+use std::collections::HashSet;
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
@@ -29,14 +30,16 @@ const _: () = assert!(RECORD_BYTES <= PLACE_BYTES && HEADER_BYTES <= PLACE_BYTES
 /// The file of this process.
 #[derive(Debug)]
 pub struct RecorderFile {
+    /// The process whose file it is. A child of fork has a copy of the value, which does nothing.
+    process: u32,
     file: File,
     path: PathBuf,
-    places: Vec<Place>,
+    places: Vec<RecordSlot>,
     turn: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum RecordSlot {
     Used,
     /// The connection has ended; its record stays until the place is needed.
     Ended,
@@ -45,7 +48,9 @@ enum Place {
 /// A file of a recorder, as a reader finds it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recorded {
-    /// The process.
+    /// The file.
+    pub path: PathBuf,
+    /// The process that keeps the record.
     pub header: Header,
     /// Whether the process lives, or at least holds the file open.
     pub is_alive: bool,
@@ -87,17 +92,17 @@ impl RecorderFile {
         let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let unix_offset_ns = (unix.as_nanos() as i64).wrapping_sub(now_ns() as i64);
         file.write_all_at(&Header { process, unix_offset_ns }.to_bytes(), 0)?;
-        Ok(RecorderFile { file, path, places: Vec::new(), turn: 0 })
+        Ok(RecorderFile { process: std::process::id(), file, path, places: Vec::new(), turn: 0 })
     }
 
     /// Takes a place for a connection. Returns `None` if all are in use.
     pub fn take_place(&mut self) -> Option<usize> {
         if self.places.len() < PLACES {
-            self.places.push(Place::Used);
+            self.places.push(RecordSlot::Used);
             return Some(self.places.len() - 1);
         }
-        let at = self.places.iter().position(|place| *place == Place::Ended)?;
-        self.places[at] = Place::Used;
+        let at = self.places.iter().position(|place| *place == RecordSlot::Ended)?;
+        self.places[at] = RecordSlot::Used;
         Some(at)
     }
 
@@ -106,6 +111,9 @@ impl RecorderFile {
     /// # Errors
     /// A system call fails, as if the file system is full.
     pub fn write(&mut self, place: usize, record: &Record) -> io::Result<()> {
+        if self.process != std::process::id() {
+            return Ok(());
+        }
         self.turn += 1;
         let at = PLACE_BYTES * (1 + place);
         self.file.write_all_at(&record.to_bytes(self.turn), at as u64)
@@ -114,7 +122,7 @@ impl RecorderFile {
     /// Gives a place back. The record stays until another connection takes the place.
     pub fn give_back(&mut self, place: usize) {
         if let Some(place) = self.places.get_mut(place) {
-            *place = Place::Ended;
+            *place = RecordSlot::Ended;
         }
     }
 }
@@ -122,7 +130,9 @@ impl RecorderFile {
 impl Drop for RecorderFile {
     fn drop(&mut self) {
         // If somebody else has removed the file, nothing is left to do.
-        let _ = fs::remove_file(&self.path);
+        if self.process == std::process::id() {
+            let _ = fs::remove_file(&self.path);
+        }
     }
 }
 
@@ -208,7 +218,8 @@ pub fn read(path: &Path) -> io::Result<Recorded> {
             Err(_) => damaged += 1,
         }
     }
-    Ok(Recorded { header, is_alive: !is_unlocked(&file), records, damaged })
+    let is_alive = !is_unlocked(&file);
+    Ok(Recorded { path: path.to_owned(), header, is_alive, records, damaged })
 }
 
 fn read_up_to(file: &File, bytes: &mut [u8]) -> io::Result<usize> {
@@ -250,6 +261,17 @@ pub fn files() -> Vec<PathBuf> {
     let mut files: Vec<_> = dirs.iter().flat_map(|dir| files_in(dir)).collect();
     files.sort();
     files
+}
+
+/// Returns the files of recorders of this user's processes, each once, wherever the processes keep them.
+pub fn own_files() -> Vec<PathBuf> {
+    let uid = rustix::process::geteuid().as_raw();
+    let mut known = HashSet::new();
+    let mut is_own = |path: &PathBuf| {
+        // A link of somebody else may lead to a file once more.
+        fs::metadata(path).is_ok_and(|of| of.uid() == uid && known.insert((of.dev(), of.ino())))
+    };
+    files().into_iter().filter(|path| is_own(path)).collect()
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ mod error;
 mod hub;
 mod reach;
 
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use argon2::Argon2;
@@ -18,6 +19,7 @@ use invar_core::auth::{SECRET_BYTES, Secret};
 use invar_core::rendezvous::Member;
 
 use crate::interface;
+use crate::random::random;
 
 pub use attend::{Attendant, GroupVerdict};
 pub use bootstrap::Bootstrap;
@@ -38,7 +40,10 @@ pub fn this_member() -> Member {
     }
     host[16..24].copy_from_slice(&interface::namespace().to_le_bytes());
     host[24..28].copy_from_slice(&rustix::process::geteuid().as_raw().to_le_bytes());
-    Member { host, pid: std::process::id().into() }
+    // Processes of two containers may have one number.
+    static DRAWN: OnceLock<u32> = OnceLock::new();
+    let drawn = DRAWN.get_or_init(|| random().map_or(0, u32::from_ne_bytes));
+    Member { host, number: (std::process::id() ^ drawn).into() }
 }
 
 /// Returns the end of a time that begins now; if a clock cannot represent it, a time in a century.

@@ -5,11 +5,14 @@
 
 use std::fs::{self, File, Permissions};
 use std::io::{self, ErrorKind, Read, Write};
+use std::mem::ManuallyDrop;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, Once, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -28,7 +31,7 @@ const EVERY: Duration = Duration::from_secs(2);
 
 /// Where scrapers find the text.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum Endpoint {
     /// `GET /metrics` at this address, which is a loopback address.
     Tcp(SocketAddr),
     /// `GET /metrics` at this Unix socket, for this user and for root.
@@ -63,13 +66,15 @@ struct Text<R> {
 }
 
 /// Shows the text of `render` for ever. Only one process can listen at a place; others wait until it ends.
-pub fn show(place: &Place, render: impl FnMut() -> String) -> ! {
+pub fn show(place: &Endpoint, render: impl FnMut() -> String) -> ! {
     let mut text = Text { render, made: None };
     let mut told = None;
     loop {
         let shown = match place {
-            Place::File(path) => replace(path, text.get()),
-            Place::Tcp(_) | Place::Unix(_) => listen(place).and_then(|at| serve(&at, &mut text)),
+            Endpoint::File(path) => write(path, text.get()),
+            Endpoint::Tcp(_) | Endpoint::Unix(_) => {
+                listen(place).and_then(|at| serve(&at, &mut text))
+            }
         };
         match shown {
             Err(error) if told != Some(error.kind()) => {
@@ -88,12 +93,12 @@ pub fn show(place: &Place, render: impl FnMut() -> String) -> ! {
     }
 }
 
-impl std::fmt::Display for Place {
+impl std::fmt::Display for Endpoint {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Place::Tcp(addr) => write!(f, "{addr}"),
-            Place::Unix(path) => write!(f, "unix:{}", path.display()),
-            Place::File(path) => write!(f, "file:{}", path.display()),
+            Endpoint::Tcp(addr) => write!(f, "{addr}"),
+            Endpoint::Unix(path) => write!(f, "unix:{}", path.display()),
+            Endpoint::File(path) => write!(f, "file:{}", path.display()),
         }
     }
 }
@@ -105,27 +110,63 @@ impl<R: FnMut() -> String> Text<R> {
     }
 }
 
-/// Replaces a file as a whole, so that no reader finds a part.
-fn replace(path: &Path, text: &str) -> io::Result<()> {
+/// The file that this process wrote last, with its device and its inode. A process that ends in order removes
+/// the file, so that no scraper takes it for news.
+static WRITTEN: Mutex<Option<(PathBuf, [u64; 2])>> = Mutex::new(None);
+
+/// Writes the file of this process. The process removes the file when it exits.
+fn write(path: &Path, text: &str) -> io::Result<()> {
+    static AT_EXIT: Once = Once::new();
+    static PROCESS: AtomicU32 = AtomicU32::new(0);
+    extern "C" fn remove() {
+        // A child of fork has neither the file nor the thread that may hold the lock.
+        if PROCESS.load(Ordering::Relaxed) != std::process::id() {
+            return;
+        }
+        // The lock is held until the process has ended, so that the file does not come back.
+        let written = ManuallyDrop::new(WRITTEN.lock().unwrap_or_else(PoisonError::into_inner));
+        if let Some((path, file)) = &**written {
+            remove_own(path, *file);
+        }
+    }
+    PROCESS.store(std::process::id(), Ordering::Relaxed);
+    // SAFETY: the function does not unwind, and stays loaded for as long as the process may call it.
+    AT_EXIT.call_once(|| _ = unsafe { libc::atexit(remove) });
+    let mut written = WRITTEN.lock().unwrap_or_else(PoisonError::into_inner);
+    *written = Some((path.to_owned(), replace(path, text)?));
+    Ok(())
+}
+
+/// Removes a file, unless another process has replaced it meanwhile.
+fn remove_own(path: &Path, file: [u64; 2]) {
+    if fs::metadata(path).is_ok_and(|of| [of.dev(), of.ino()] == file) {
+        let _ = fs::remove_file(path);
+    }
+}
+
+/// Replaces a file as a whole, so that no reader finds a part. Returns the file's device and inode.
+fn replace(path: &Path, text: &str) -> io::Result<[u64; 2]> {
     let mut new = path.as_os_str().to_owned();
     new.push(format!(".{}", std::process::id()));
     let new = PathBuf::from(new);
     let write = || {
         let mut file = File::create(&new)?;
         file.write_all(text.as_bytes())?;
-        fs::rename(&new, path)
+        let of = file.metadata()?;
+        fs::rename(&new, path)?;
+        Ok([of.dev(), of.ino()])
     };
     write().inspect_err(|_| _ = fs::remove_file(&new))
 }
 
-fn listen(place: &Place) -> io::Result<Listener> {
+fn listen(place: &Endpoint) -> io::Result<Listener> {
     match place {
-        Place::Tcp(addr) if addr.ip().is_loopback() => {
+        Endpoint::Tcp(addr) if addr.ip().is_loopback() => {
             let listener = TcpListener::bind(addr)?;
             listener.set_nonblocking(true)?;
             Ok(Listener::Tcp(listener))
         }
-        Place::Unix(path) => {
+        Endpoint::Unix(path) => {
             let listener = match UnixListener::bind(path) {
                 Err(error) if error.kind() == ErrorKind::AddrInUse && is_left_over(path) => {
                     fs::remove_file(path)?;
@@ -314,7 +355,7 @@ mod tests {
         let path = std::env::temp_dir().join(format!("scrape-{}.sock", std::process::id()));
         let _ = fs::remove_file(&path);
         drop(UnixListener::bind(&path).unwrap());
-        let place = Place::Unix(path.clone());
+        let place = Endpoint::Unix(path.clone());
         let listener = listen(&place).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         assert_eq!(listen(&place).err().map(|error| error.kind()), Some(ErrorKind::AddrInUse));
@@ -328,14 +369,28 @@ mod tests {
     }
 
     #[test]
+    fn only_the_process_that_wrote_a_file_last_removes_it() {
+        let path = std::env::temp_dir().join(format!("scrape-{}.prom", std::process::id()));
+        let first = replace(&path, "one").unwrap();
+        let second = replace(&path, "two").unwrap();
+        // An inode may be used again at once.
+        if first != second {
+            remove_own(&path, first);
+            assert_eq!(fs::read_to_string(&path).unwrap(), "two");
+        }
+        remove_own(&path, second);
+        assert!(!path.exists());
+    }
+
+    #[test]
     fn an_address_that_others_reach_is_refused() {
-        let place = Place::Tcp("0.0.0.0:0".parse().unwrap());
+        let place = Endpoint::Tcp("0.0.0.0:0".parse().unwrap());
         assert_eq!(listen(&place).err().map(|error| error.kind()), Some(ErrorKind::InvalidInput));
     }
 
     #[test]
     fn a_caller_that_closes_early_or_sends_nothing_keeps_nobody_out() {
-        let listener = listen(&Place::Tcp("127.0.0.1:0".parse().unwrap())).unwrap();
+        let listener = listen(&Endpoint::Tcp("127.0.0.1:0".parse().unwrap())).unwrap();
         let Listener::Tcp(tcp) = &listener else { unreachable!() };
         let addr = tcp.local_addr().unwrap();
         thread::spawn(move || {

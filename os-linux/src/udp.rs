@@ -14,6 +14,7 @@ mod rx;
 mod tx;
 
 pub use rx::{Datagram, OTHERS_MAX, RxBatch, RxSocket};
+pub(crate) use tx::SOURCE_PORTS;
 pub use tx::{PIECES_MAX, SEGMENTS_MAX, SendError, TxSocket};
 
 use std::ffi::c_int;

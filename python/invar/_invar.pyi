@@ -1,4 +1,4 @@
-"""The types of the native module. `python/tests/test_stubs.py` compares them with the module."""
+"""The types of the native module. `python/tests/test_documentation.py` compares them with the module."""
 
 from types import TracebackType
 from typing import Any, Dict, Generator, List, Literal, Optional, Protocol, Type, Union

@@ -12,14 +12,18 @@ It has the collectives of gloo, ``new_group``, works, futures and timeouts, and 
 ``monitored_barrier`` of this module stands for that of torch.distributed, which takes gloo alone.
 """
 
+import atexit
 import collections
 import contextlib
+import copy
 import datetime
 import functools
 import os
 import queue
 import socket
 import threading
+import time
+import weakref
 
 import torch
 import torch.distributed as dist
@@ -56,6 +60,12 @@ _BITWISE = [
 ]
 # The or of truth values is their maximum, and the and their minimum.
 _OF_TRUTH = {"sum": "max", "prod": "min"}
+# The threads that complete futures, until the program ends, and the lock of both.
+_COMPLETING = weakref.WeakSet()
+_COMPLETING_LOCK = threading.Lock()
+_program_ends = False
+# A program that ends waits for them this long: a callback may wait for what no rank sends any more.
+_COMPLETED_WITHIN = 5.0
 # C++ calls a work that it got from Python as long as the object of Python lives.
 _WORKS_KEPT = 16
 
@@ -75,6 +85,21 @@ def _only(tensors):
     if len(tensors) != 1:
         raise ValueError(f"the backend invar takes one tensor for each rank, and not {len(tensors)}")
     return tensors[0]
+
+
+def _bytes(tensor):
+    return tensor.numel() * tensor.element_size()
+
+
+def _overlap(one, other):
+    """Whether two dense tensors share memory."""
+    first, second = one.data_ptr(), other.data_ptr()
+    return first < second + _bytes(other) and second < first + _bytes(one)
+
+
+def _apart(tensor, other):
+    """A tensor with the same numbers that shares no memory with the other one."""
+    return tensor.clone() if _overlap(tensor, other) else tensor
 
 
 def _bitwise(op):
@@ -107,59 +132,83 @@ class _Work(c10d.Work):
 
     def __init__(self, group, started, result, finish=None):
         super().__init__()
-        self._group, self._started, self._result, self._finish = group, started, result, finish
+        # The group, and what the work waits for, until it is over.
+        self._pending = group, started
+        self._result, self._finish = result, finish
         self._future, self._lock, self._error = None, threading.Lock(), None
         group._works.append(self)
 
     def wait(self, timeout=None):
+        self._await(timeout)
+        if self._error is not None:
+            # The traceback of what is raised keeps this work, and the frames of torch.distributed the group.
+            raise copy.copy(self._error)
+        return True
+
+    def _await(self, timeout=None):
+        """Waits until the work is over, and keeps its error."""
+        pending = self._pending
+        if pending is None:
+            return
+        group, started = pending
         try:
-            self._started().wait(_seconds(timeout))
-        except TimeoutError as error:
-            raise RuntimeError(f"the backend invar timed out: {error}") from None
-        except RuntimeError as error:
-            self._error = error
-            raise
-        if self._finish is not None:
+            started().wait(_seconds(timeout))
             with self._lock:
                 finish, self._finish = self._finish, None
                 if finish is not None:
                     finish()
-        return True
+        except TimeoutError as error:
+            raise RuntimeError(f"the backend invar timed out: {error}") from None
+        except Exception as error:
+            # The frames of a traceback would keep the group, and with it the communicator.
+            self._error = error.with_traceback(None)
+        self._pending = None
+        with contextlib.suppress(ValueError):
+            # The group need not keep the work, and with it the outputs, any longer.
+            group._works.remove(self)
 
     def synchronize(self):
         self.wait()
 
     def is_completed(self):
-        if not self._started().done():
-            return False
-        # The outputs must be there, and `wait` fills some of them.
-        with contextlib.suppress(RuntimeError):
-            self.wait()
+        pending = self._pending
+        if pending is not None:
+            if not pending[1]().done():
+                return False
+            # The outputs must be there, and the wait fills some of them.
+            self._await()
         return True
 
     def is_success(self):
         return self.is_completed() and self.exception() is None
 
     def exception(self):
-        if self._error is None and self.is_completed():
-            try:
-                self.wait()
-            except RuntimeError:
-                pass
+        self.is_completed()
         return self._error
 
     def result(self):
         return self._result
 
-    def source_rank(self):
-        raise RuntimeError("the backend invar receives from named ranks only")
-
     def get_future(self):
         with self._lock:
+            pending = self._pending
             if self._future is None:
                 self._future = torch.futures.Future()
-                self._group._settle(self)
+                if pending is None:
+                    self._complete()
+                else:
+                    pending[0]._settle(self)
         return self._future
+
+    def _complete(self):
+        """Completes the future of a work that is over."""
+        if self._error is None:
+            self._future.set_result(self._result)
+        else:
+            self._future.set_exception(self._error)
+
+    def source_rank(self):
+        raise RuntimeError("the backend invar receives from named ranks only")
 
 
 class _Transfers:
@@ -194,7 +243,8 @@ class ProcessGroupInvar(dist.ProcessGroup):
         self._order, self._transfers = threading.RLock(), None
         self._works = collections.deque(maxlen=_WORKS_KEPT)
         self._unsettled, self._barriers = None, 0
-        self._hub, self._comm = _join(store, rank, size, timeout)
+        # The communicator goes first if nobody calls `shutdown`: the hub waits until its ranks have left.
+        self._comm, self._hub = _join(store, rank, size, timeout)
 
     def name(self):
         return "invar"
@@ -242,10 +292,7 @@ class ProcessGroupInvar(dist.ProcessGroup):
         with self._order:
             if self._unsettled is None:
                 self._unsettled = queue.SimpleQueue()
-                thread = threading.Thread(
-                    target=_settle_all, args=(self._unsettled,), name="invar-futures", daemon=True
-                )
-                thread.start()
+                _start_settler(self._unsettled)
         self._unsettled.put(work)
 
     def _reduced(self, tensor, op, into, add):
@@ -310,10 +357,10 @@ class ProcessGroupInvar(dist.ProcessGroup):
         return self._gather_all([_only(output_lists)], [_only(inputs)])
 
     def allgather_coalesced(self, output_lists, inputs, opts=None):
-        # One list for each rank, or one list for each tensor.
-        if len(output_lists) != len(inputs):
-            output_lists = [list(outputs) for outputs in zip(*output_lists)]
-        return self._gather_all(output_lists, inputs)
+        # There is one list for each rank.
+        if any(len(outputs) != len(inputs) for outputs in output_lists):
+            raise ValueError("all_gather_coalesced: each rank's list needs an output for each input")
+        return self._gather_all([list(outputs) for outputs in zip(*output_lists)], inputs)
 
     def _gather_all(self, output_lists, inputs):
         flat = [tensor.new_empty((self._size, *tensor.shape)) for tensor in inputs]
@@ -333,12 +380,20 @@ class ProcessGroupInvar(dist.ProcessGroup):
         return self._run(output_lists, fill, finish)
 
     def _allgather_base(self, output, tensor, opts=None):
-        return self._run([output], lambda calls: calls.all_gather(_lent(tensor), _lent(output)))
+        return self._run([output], lambda calls: self._add_all_gather(calls, tensor, output))
+
+    def _add_all_gather(self, calls, tensor, output):
+        size = _bytes(tensor)
+        own = output.data_ptr() + self._rank * size
+        if tensor.data_ptr() == own and _bytes(output) == self._size * size:
+            calls.all_gather(_lent(output))
+        else:
+            calls.all_gather(_lent(_apart(tensor, output)), _lent(output))
 
     def allgather_into_tensor_coalesced(self, outputs, inputs, opts=None):
         def fill(calls):
             for output, tensor in zip(outputs, inputs):
-                calls.all_gather(_lent(tensor), _lent(output))
+                self._add_all_gather(calls, tensor, output)
 
         return self._run(outputs, fill)
 
@@ -347,7 +402,7 @@ class ProcessGroupInvar(dist.ProcessGroup):
         outputs = _only(output_lists) if self._rank == root else []
 
         def fill(calls):
-            calls.send(_lent(tensor), root)
+            calls.send(_lent(_apart(tensor, outputs[root]) if outputs else tensor), root)
             for peer, output in enumerate(outputs):
                 calls.recv(_lent(output), peer)
 
@@ -359,7 +414,7 @@ class ProcessGroupInvar(dist.ProcessGroup):
 
         def fill(calls):
             for peer, tensor in enumerate(inputs):
-                calls.send(_lent(tensor), peer)
+                calls.send(_lent(_apart(tensor, output)), peer)
             calls.recv(_lent(output), root)
 
         return self._run([output], fill)
@@ -374,10 +429,11 @@ class ProcessGroupInvar(dist.ProcessGroup):
             whole = tensor.clone(memory_format=torch.contiguous_format)
             work, rank = self.allreduce([whole], op), self._rank
             block = lambda: output.copy_(whole.view(self._size, -1)[rank].view_as(output))
-            return _Work(self, work._started, [output], lambda: (work.wait(), block()))
+            return _Work(self, work._pending[1], [output], lambda: (work.wait(), block()))
         name = _name(op, tensor.dtype)
+        data = _apart(tensor, output)
         return self._run(
-            [output], lambda calls: calls.reduce_scatter(_lent(tensor), _lent(output), op=name)
+            [output], lambda calls: calls.reduce_scatter(_lent(data), _lent(output), op=name)
         )
 
     def reduce_scatter_tensor_coalesced(self, outputs, inputs, opts=None):
@@ -386,7 +442,7 @@ class ProcessGroupInvar(dist.ProcessGroup):
         def fill(calls):
             for output, tensor in zip(outputs, inputs):
                 name = _name(op, tensor.dtype)
-                calls.reduce_scatter(_lent(tensor), _lent(output), op=name)
+                calls.reduce_scatter(_lent(_apart(tensor, output)), _lent(output), op=name)
 
         return self._run(outputs, fill)
 
@@ -463,15 +519,41 @@ class ProcessGroupInvar(dist.ProcessGroup):
             raise RuntimeError(text)
 
 
-def _settle_all(works):
-    """Completes the futures of works, in the order of their operations."""
-    while (work := works.get()) is not None:
-        try:
-            work.wait()
-            work._future.set_result(work._result)
-        except Exception as error:
-            work._future.set_exception(error)
-        del work
+def _start_settler(works):
+    """Starts a thread that completes the future of the next work."""
+    thread = threading.Thread(target=_settle_next, args=(works,), name="invar-futures", daemon=True)
+    thread.start()
+
+
+def _settle_next(works):
+    work = works.get()
+    if work is None:
+        return
+    pending = work._pending
+    if pending is not None:
+        with contextlib.suppress(Exception):
+            pending[1]().wait()
+        pending = None
+    with _COMPLETING_LOCK:
+        if _program_ends:
+            return
+        _COMPLETING.add(threading.current_thread())
+    work._await()
+    # A callback of the future may wait for the future of a later work.
+    _start_settler(works)
+    work._complete()
+
+
+@atexit.register
+def _end():
+    """Waits for the threads in PyTorch's C++, which would abort the process if Python ended first."""
+    global _program_ends
+    with _COMPLETING_LOCK:
+        _program_ends = True
+        threads = list(_COMPLETING)
+    end = time.monotonic() + _COMPLETED_WITHIN
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
 
 
 def _address(store):
@@ -492,7 +574,7 @@ def _address(store):
 
 
 def _join(store, rank, size, timeout):
-    """Brings the ranks together through the store. Returns the hub, at rank 0, and the communicator."""
+    """Brings the ranks together through the store. Returns the communicator, and the hub at rank 0."""
     # The largest values that the settings take.
     milliseconds = max(1, min(int(timeout.total_seconds() * 1000), 86_400_000))
     settings = {}
@@ -507,7 +589,7 @@ def _join(store, rank, size, timeout):
         hub_id = hub.id
     else:
         hub_id = store.get("invar/id")
-    return hub, invar.Communicator.join(hub_id, rank, size, settings=settings)
+    return invar.Communicator.join(hub_id, rank, size, settings=settings), hub
 
 
 def monitored_barrier(group=None, timeout=None, wait_all_ranks=False):

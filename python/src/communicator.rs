@@ -38,8 +38,15 @@ pub(crate) struct PyCommunicator {
 
 type Given = Option<BTreeMap<String, String>>;
 
-/// The settings of the environment, with those that the caller gives in front of it.
+/// The settings of the environment, with those that the caller gives in front of it. The first ones decide about
+/// the log of the process.
 fn settings(py: Python<'_>, given: Given) -> PyResult<Settings> {
+    let settings = read(py, given)?;
+    invar::log_to_stderr(&settings);
+    Ok(settings)
+}
+
+fn read(py: Python<'_>, given: Given) -> PyResult<Settings> {
     let Some(given) = given else {
         return Settings::from_env().map_err(|error| raised(py, &error));
     };

@@ -1,6 +1,9 @@
 //! Operations in progress.
 
+use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Wake, Waker};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use invar::communicator::{Mover, Posted, RawOperation};
@@ -35,7 +38,18 @@ struct State {
     outcome: Option<Result<(), PyErr>>,
     /// Whether a caller of Python has got the outcome.
     is_seen: bool,
+    /// The coroutines that wait and have not been told.
+    awaiting: Vec<Awaiting>,
 }
+
+/// A future of asyncio, and its loop's `call_soon_threadsafe`.
+struct Awaiting {
+    future: Py<PyAny>,
+    tell: Py<PyAny>,
+}
+
+/// Where operations go whose coroutines are to be told: the thread of the process with this number.
+static TELLER: Mutex<Option<(u32, Sender<Arc<InProgress>>)>> = Mutex::new(None);
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -139,6 +153,14 @@ impl Drop for Session {
                 let _ = self.abort(py, "the communicator was dropped with operations in progress");
             }
             self.leave(py);
+            // An interrupted call may still hold the communicator, so that it has not ended here.
+            for started in std::mem::take(&mut *locked(&self.started)) {
+                let outcome = py.detach(|| started.posted.wait_within(ABORT_WITHIN));
+                if !started.keep(py, outcome) {
+                    // The operation may still use its memory.
+                    std::mem::forget(started);
+                }
+            }
         });
     }
 }
@@ -161,7 +183,7 @@ fn post(
 
 impl InProgress {
     fn new(posted: Posted, memory: Vec<Memory>) -> Arc<Self> {
-        let state = State { memory, outcome: None, is_seen: false };
+        let state = State { memory, outcome: None, is_seen: false, awaiting: Vec::new() };
         Arc::new(InProgress { posted, state: Mutex::new(state) })
     }
 
@@ -188,8 +210,8 @@ impl InProgress {
         self.keep(py, outcome)
     }
 
-    /// Keeps the outcome, which the library gives once, and gives the memory back. Returns whether the
-    /// operation is done.
+    /// Keeps the outcome, which the library gives once, gives the memory back, and tells the coroutines that
+    /// wait. Returns whether the operation is done.
     fn keep(&self, py: Python<'_>, outcome: Option<Result<(), invar::Error>>) -> bool {
         let mut state = locked(&self.state);
         let mut memory = Vec::new();
@@ -198,10 +220,24 @@ impl InProgress {
             memory = std::mem::take(&mut state.memory);
         }
         let is_done = state.outcome.is_some();
+        let awaiting = if is_done { std::mem::take(&mut state.awaiting) } else { Vec::new() };
         drop(state);
         // A lender may run code of Python.
         drop(memory);
+        if !awaiting.is_empty() {
+            self.tell(py, awaiting);
+        }
         is_done
+    }
+
+    /// Tells coroutines the outcome.
+    fn tell(&self, py: Python<'_>, awaiting: Vec<Awaiting>) {
+        let Ok(settle) = wrap_pyfunction!(settle, py) else { return };
+        let error = self.outcome(py).err().map(|error| error.into_value(py));
+        for Awaiting { future, tell } in awaiting {
+            // The loop may be closed by now.
+            let _ = tell.call1(py, (&settle, future, &error));
+        }
     }
 
     /// Returns the outcome of an operation that is done.
@@ -256,8 +292,60 @@ impl Work {
 
     fn __await__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         let py = slf.py();
+        start_teller()?;
         let running = py.import("asyncio")?.call_method0("get_running_loop")?;
-        let future = running.call_method1("run_in_executor", (py.None(), slf.getattr("wait")?))?;
+        let future = running.call_method0("create_future")?;
+        let tell = running.getattr("call_soon_threadsafe")?.unbind();
+        let started = &slf.get().started;
+        locked(&started.state).awaiting.push(Awaiting { future: future.clone().unbind(), tell });
+        let waker = Waker::from(Arc::clone(started));
+        if !started.posted.wake_when_done(&waker) {
+            waker.wake();
+        }
         future.call_method0("__await__")
     }
+}
+
+impl Wake for InProgress {
+    /// Any thread may run this, so another one enters the interpreter.
+    fn wake(self: Arc<Self>) {
+        if let Some((_, teller)) = &*locked(&TELLER) {
+            // The thread ends with the interpreter only.
+            let _ = teller.send(self);
+        }
+    }
+}
+
+/// Starts the thread that tells coroutines, unless this process has it.
+fn start_teller() -> PyResult<()> {
+    let mut teller = locked(&TELLER);
+    let process = std::process::id();
+    // A child of `fork` has no threads of its parent.
+    if teller.as_ref().is_some_and(|(of, _)| *of == process) {
+        return Ok(());
+    }
+    let (sender, done) = mpsc::channel::<Arc<InProgress>>();
+    // Python waits for the threads of its executors, even after Ctrl-C, and not for this one.
+    thread::Builder::new().name("invar-await".to_owned()).spawn(move || {
+        while let Ok(started) = done.recv() {
+            if Python::try_attach(|py| started.collect(py)).is_none() {
+                return;
+            }
+        }
+    })?;
+    *teller = Some((process, sender));
+    Ok(())
+}
+
+/// Completes a future, unless it was cancelled.
+#[pyfunction]
+fn settle(future: &Bound<'_, PyAny>, error: Option<Py<PyAny>>) -> PyResult<()> {
+    if future.call_method0("done")?.is_truthy()? {
+        return Ok(());
+    }
+    match error {
+        Some(error) => future.call_method1("set_exception", (error,))?,
+        None => future.call_method1("set_result", (future.py().None(),))?,
+    };
+    Ok(())
 }

@@ -2,7 +2,13 @@
 
 import ast
 import doctest
+import importlib.util
 import inspect
+import os
+import re
+import socket
+import subprocess
+import sys
 import unittest
 from pathlib import Path
 
@@ -11,8 +17,30 @@ import numpy as np
 import invar
 from invar import _invar
 
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", ROOT / "docs/python.md"]
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 PACKAGE = Path(invar.__file__).parent
 CLASSES = [invar.Communicator, invar.Error, invar.Group, invar.Hub, invar.Work]
+
+
+def run_on_two_ranks(program):
+    """Runs a program as two ranks of a launcher. Returns status and output of each."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    variables = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", program],
+            env={**os.environ, **variables, "RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        for rank in range(2)
+    ]
+    outputs = [child.communicate(timeout=120)[0].decode() for child in children]
+    return [(child.returncode, output) for child, output in zip(children, outputs)]
 
 
 def documented():
@@ -37,6 +65,20 @@ class Examples(unittest.TestCase):
                 count += len(test.examples)
         self.assertEqual(runner.summarize(verbose=False).failed, 0)
         self.assertGreater(count, 30)
+
+    def test_programs_of_pages_run(self):
+        ran = 0
+        for page in PAGES:
+            for block in re.findall(BLOCK, page.read_text()):
+                if "torch" in block and not importlib.util.find_spec("torch"):
+                    continue
+                outputs = run_on_two_ranks(block)
+                for status, output in outputs:
+                    self.assertEqual(status, 0, f"{page}:\n{block}\n{output}")
+                if "print" in block:
+                    self.assertIn("[3. 3. 3.]", outputs[1][1])
+                ran += 1
+        self.assertGreaterEqual(ran, len(PAGES))
 
     def test_everything_public_has_a_docstring(self):
         for name, thing in documented():

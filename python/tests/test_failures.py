@@ -17,6 +17,35 @@ from ranks import Process, threads
 
 
 class Failures(unittest.TestCase):
+    def test_a_rank_that_waits_for_long_says_for_whom(self):
+        waits = "comm.all_reduce(np.ones(1))"
+        late = "time.sleep(4)\ncomm.all_reduce(np.ones(1))"
+        settings = {"INVAR_STALL_MS": "500"}
+        with invar.Hub(2) as hub:
+            ranks = [Process(hub, at, 2, code, settings) for at, code in enumerate([waits, late])]
+            (status, text), other = [rank.end() for rank in ranks]
+        self.assertEqual((status, other[0]), (0, 0), text)
+        self.assertIn("invar: warn: ", text)
+        self.assertIn("rank 1 ", text)
+
+    def test_a_child_of_fork_leaves_its_parents_communicator_alone(self):
+        code = """
+            import os
+            comm.start_all_reduce(np.ones(4)).wait()
+            child = os.fork()
+            if child == 0:
+                sys.exit(0)
+            print(os.waitpid(child, 0)[1])
+            data = np.ones(4)
+            comm.start_all_reduce(data).wait()
+            comm.all_reduce(data)
+            print(data[0])
+        """
+        with invar.Hub(2) as hub:
+            ranks = [Process(hub, rank, 2, code) for rank in range(2)]
+            for rank in ranks:
+                self.assertEqual(rank.end(), (0, "0\n4.0\n"))
+
     def test_the_others_learn_which_rank_was_killed(self):
         waiting = """
             data = np.ones(10)

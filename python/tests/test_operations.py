@@ -2,6 +2,7 @@
 
 import array
 import asyncio
+import os
 import threading
 import unittest
 
@@ -148,6 +149,54 @@ class Operations(unittest.TestCase):
 
         results = threads(2, lambda comm: asyncio.run(both(comm)))
         self.assertEqual(results, [[[2.0, 1.0], [4.0]]] * 2)
+
+    def test_many_awaits_share_one_thread(self):
+        both = threading.Barrier(2)
+
+        async def wait_for(work):
+            await work
+
+        async def many(comm):
+            data = np.ones((500, 8))
+            works = [comm.start_all_reduce(row) for row in data] if comm.rank == 0 else []
+            # Two coroutines wait for each work.
+            waits = [asyncio.create_task(wait_for(work)) for work in works + works]
+            await asyncio.sleep(0.2)
+            nthreads = len(os.listdir("/proc/self/task"))
+            await asyncio.get_running_loop().run_in_executor(None, both.wait)
+            if comm.rank == 1:
+                for row in data:
+                    comm.all_reduce(row)
+            await asyncio.gather(*waits)
+            return nthreads, data.min(), data.max()
+
+        for nthreads, least, most in threads(2, lambda comm: asyncio.run(many(comm))):
+            self.assertLess(nthreads, 100)
+            self.assertEqual((least, most), (2.0, 2.0))
+
+    def test_a_coroutine_gives_up_an_await_and_its_work_goes_on(self):
+        given_up = threading.Event()
+
+        async def hasty(work):
+            with self.assertRaises(asyncio.TimeoutError):
+                await asyncio.wait_for(work, 0.2)
+
+        def body(comm):
+            if comm.rank == 1:
+                given_up.wait(60)
+                return comm.send(np.array([7.0]), 0)
+            data = np.zeros(1)
+            group = comm.group()
+            group.recv(data, 1)
+            work = group.start()
+            # The loop waits for no thread at its end.
+            asyncio.run(hasty(work))
+            self.assertFalse(work.done())
+            given_up.set()
+            work.wait()
+            self.assertEqual(data.tolist(), [7.0])
+
+        threads(2, body)
 
     def test_threads_of_a_rank_share_its_communicator(self):
         def body(comm):

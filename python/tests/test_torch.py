@@ -49,6 +49,9 @@ def cases(dtype, n):
         yield "all_gather of many", lambda g, t, u, out: dist.all_gather_coalesced(
             out, [t, u], group=g), x(), x(3), [
                 [torch.zeros(n, dtype=dtype), torch.zeros(3, dtype=dtype)] for _ in range(size)]
+        yield "all_gather of as many as ranks", lambda g, t, u, v, out: dist.all_gather_coalesced(
+            out, [t, u, v], group=g), x(), x(3), x(5), [
+                [torch.zeros(k, dtype=dtype) for k in [n, 3, 5]] for _ in range(size)]
     yield "all_to_all_single", lambda g, t, out: dist.all_to_all_single(out, t, group=g), \\
         x(n * size, 2), torch.zeros(n * size, 2, dtype=dtype)
     split = [1 + (rank + peer) % 3 for peer in range(size)]
@@ -185,6 +188,68 @@ class Torch(unittest.TestCase):
         """
         self.succeed(2, code)
 
+    def test_tensors_may_be_parts_of_each_other(self):
+        code = """
+        n = 4
+        out = torch.zeros(n * size)
+        out.narrow(0, rank * n, n).fill_(rank + 1)
+        dist._all_gather_base(out, out.narrow(0, rank * n, n))
+        assert torch.equal(out, torch.arange(1., size + 1).repeat_interleave(n)), out
+        whole = torch.arange(float(n * size))
+        dist._reduce_scatter_base(whole.narrow(0, rank * n, n), whole)
+        want = size * torch.arange(float(rank * n), float(rank * n + n))
+        assert torch.equal(whole.narrow(0, rank * n, n), want), whole
+        every = [torch.full((n,), float(rank)) for _ in range(size)]
+        dist.gather(every[rank], every if rank == 0 else None, dst=0)
+        assert rank != 0 or all((t == i).all() for i, t in enumerate(every)), every
+        parts = [torch.full((n,), float(i)) for i in range(size)]
+        dist.scatter(parts[rank], parts if rank == 0 else None, src=0)
+        assert (parts[rank] == rank).all(), parts
+        dist.barrier()
+        """
+        self.succeed(3, code, "")
+
+    def test_a_callback_of_a_future_may_wait_for_another_future(self):
+        code = """
+        def second(future):
+            again = dist.all_reduce(torch.ones(3), async_op=True).get_future()
+            return future.value()[0] + again.wait()[0]
+        first = dist.all_reduce(torch.ones(3), async_op=True).get_future()
+        total = first.then(second).wait()
+        assert torch.equal(total, torch.full((3,), 2. * size)), total
+        """
+        self.succeed(3, code, "")
+
+    def test_a_program_may_end_while_a_callback_of_a_future_runs(self):
+        code = """
+        import threading
+        is_called = threading.Event()
+        def late(future):
+            is_called.set()
+            time.sleep(0.3)
+            print("called", flush=True)
+        dist.all_reduce(torch.ones(3), async_op=True).get_future().then(late)
+        is_called.wait()
+        """
+        self.succeed(3, code, "called\n")
+
+    def test_an_output_that_cannot_be_filled_stays_an_error(self):
+        code = """
+        outputs = [torch.zeros(2, requires_grad=True) for _ in range(size)]
+        work = dist.all_gather(outputs, torch.ones(2), async_op=True)
+        while not work.is_completed():
+            time.sleep(0.001)
+        assert not work.is_success() and work.exception() is not None
+        for _ in range(2):
+            try:
+                work.wait()
+            except RuntimeError as error:
+                assert "grad" in str(error), error
+            else:
+                raise AssertionError("no error")
+        """
+        self.succeed(3, code, "")
+
     def test_groups_have_ranks_of_their_own(self):
         code = """
         pair = dist.new_group([0, 2])
@@ -284,6 +349,28 @@ class Torch(unittest.TestCase):
         """
         (zero, one, two) = ranks(3, code)
         self.assertEqual([zero, one, two], [(0, "2.0\n"), (0, ""), (0, "2.0\n")])
+
+    def test_a_group_is_destroyed_at_once_and_without_the_garbage_collector(self):
+        code = """
+        import gc, weakref
+        gc.disable()
+        times = []
+        for count in range(5):
+            data = torch.ones(10)
+            dist.all_reduce(data, async_op=True).wait()
+            kept = weakref.ref(dist.distributed_c10d._get_default_group())
+            dist.barrier()
+            start = time.monotonic()
+            dist.destroy_process_group()
+            times.append(time.monotonic() - start)
+            assert kept() is None, gc.get_referrers(kept())
+            dist.init_process_group("invar", store=dist.PrefixStore(str(count), store), rank=rank,
+                                    world_size=size, timeout=limit)
+        # A hub that waits for its ranks in vain takes two seconds each time.
+        assert min(times) < 1, times
+        dist.barrier()
+        """
+        self.succeed(2, code, "")
 
     def test_a_silent_rank_is_named_after_the_timeout(self):
         code = """

@@ -121,8 +121,8 @@ unsafe extern "C" fn abort(qp: *mut ibv_qp_ex) {
     qp.batch.end();
 }
 
-/// Posts the batch. If a request is wrong or there is no room for all, none is posted. The device may
-/// still refuse one, such as a datagram that is too long. Then the requests before it are posted.
+/// Posts the batch. If a request is wrong or there is no room for all, none is posted. In the state ERR the
+/// requests before the wrong one are flushed.
 unsafe extern "C" fn complete(named: *mut ibv_qp_ex) -> c_int {
     // SAFETY: the caller gives a living queue pair.
     let qp = unsafe { trusted(named) };

@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_void};
 use std::mem;
 use std::ptr;
 use std::slice;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use invar_core::nic::{Nic, Wc};
 use invar_linux::soft::{self, SoftNic};
@@ -18,6 +18,7 @@ use crate::errno;
 use crate::events::EventQueue;
 use crate::object::{self, Kind, Object};
 use crate::turn::Turn;
+use crate::unacknowledged::{self, Unacknowledged};
 
 versions! {
     "IBVERBS_1.1":
@@ -35,44 +36,13 @@ pub(crate) struct Cq {
     /// Queue pairs share this.
     pub(crate) queue: Arc<soft::Cq>,
     channel: Option<Arc<EventQueue<usize>>>,
-    /// Number of events that the program took and did not acknowledge; `None` at the queue's end, when
-    /// nobody may take more.
-    unacknowledged: Mutex<Option<u32>>,
-    acknowledged: Condvar,
+    unacknowledged: Unacknowledged,
 }
 
 // SAFETY: `base` is the first field, and begins with `Base`.
 unsafe impl Object for Cq {
     type Base = ibv_cq;
     const KIND: Kind = Kind::Cq;
-}
-
-impl Cq {
-    fn unacknowledged(&self) -> MutexGuard<'_, Option<u32>> {
-        self.unacknowledged.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Notes that the program takes an event. Returns whether it may.
-    pub(crate) fn note_event(&self) -> bool {
-        let mut unacknowledged = self.unacknowledged();
-        *unacknowledged = unacknowledged.map(|count| count + 1);
-        unacknowledged.is_some()
-    }
-
-    pub(crate) fn acknowledge_events(&self, count: u32) {
-        let mut unacknowledged = self.unacknowledged();
-        *unacknowledged = unacknowledged.map(|left| left.saturating_sub(count));
-        self.acknowledged.notify_all();
-    }
-
-    /// Waits until the program has acknowledged all events that it took. From then on it can take none.
-    fn end_events(&self) {
-        let mut left = self.unacknowledged();
-        while left.is_some_and(|left| left > 0) {
-            left = self.acknowledged.wait(left).unwrap_or_else(PoisonError::into_inner);
-        }
-        *left = None;
-    }
 }
 
 #[unsafe(no_mangle)]
@@ -126,30 +96,19 @@ pub(crate) fn create(
         nic,
         queue,
         channel: events,
-        unacknowledged: Mutex::new(Some(0)),
-        acknowledged: Condvar::new(),
+        unacknowledged: Unacknowledged::new(),
     });
     let _ = address.set(cq.expose_provenance());
     Ok(cq)
 }
 
-/// Destroys a completion queue. Like rdma-core, the call waits until the program has acknowledged all
-/// events that it took: another thread may still use the queue.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
     let unused = |cq: &Cq| match Arc::strong_count(&cq.queue) {
         1 => Ok(()),
         _ => Err(libc::EBUSY),
     };
-    let taken = object::get::<Cq>(cq).and_then(|object| {
-        unused(object)?;
-        object.end_events();
-        let taken = object::take::<Cq>(cq, unused);
-        if taken.is_err() {
-            *object.unacknowledged() = Some(0);
-        }
-        taken
-    });
+    let taken = unacknowledged::take(cq, |cq: &Cq| &cq.unacknowledged, unused);
     errno::status(taken.map(|object| {
         let Cq { queue, channel, .. } = *object;
         drop(queue);
@@ -184,10 +143,10 @@ extern "C" fn ibv_get_cq_event(
     // taken are acknowledged.
     let living = |addr| {
         let raised = ptr::with_exposed_provenance_mut::<ibv_cq>(addr);
-        let take = |cq: &Cq| cq.note_event().then_some((raised, cq.base.cq_context));
+        let take = |cq: &Cq| cq.unacknowledged.note().then_some((raised, cq.base.cq_context));
         object::with(raised, take).ok().flatten()
     };
-    match events.next_of(living) {
+    match events.next(living) {
         Ok((raised, context)) => {
             // SAFETY: the caller gives places for both results.
             unsafe {
@@ -203,7 +162,7 @@ extern "C" fn ibv_get_cq_event(
 #[unsafe(no_mangle)]
 extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, count: u32) {
     if let Ok(cq) = object::get::<Cq>(cq) {
-        cq.acknowledge_events(count);
+        cq.unacknowledged.acknowledge(count);
     }
 }
 

@@ -6,9 +6,9 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
-use rustix::fs::{OFlags, fcntl_getfl};
-use rustix::io::{read, write};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair,
+};
 
 /// An asynchronous event: its code, and the address of the object that it is about.
 #[derive(Clone, Copy)]
@@ -17,16 +17,20 @@ pub(crate) struct Raised {
     pub(crate) element: usize,
 }
 
-/// Events in order. The descriptor counts 1 while there are any, and 0 otherwise. Only a holder of the
-/// lock reads or writes it.
+/// Events in order. The descriptor, a socket, has a byte to read while there are any. Only a holder of the
+/// lock takes or sends the byte. A socket lets a thread wait for the byte and not take it, in a call that
+/// the kernel restarts after a signal (`SA_RESTART`); `poll` is never restarted.
 pub(crate) struct EventQueue<T> {
     fd: OwnedFd,
+    sender: OwnedFd,
     events: Mutex<VecDeque<T>>,
 }
 
 impl<T> EventQueue<T> {
     pub(crate) fn new() -> io::Result<Self> {
-        Ok(EventQueue { fd: eventfd(0, EventfdFlags::CLOEXEC)?, events: Mutex::default() })
+        let (family, flags) = (AddressFamily::UNIX, SocketFlags::CLOEXEC);
+        let (fd, sender) = socketpair(family, SocketType::STREAM, flags, None)?;
+        Ok(EventQueue { fd, sender, events: Mutex::default() })
     }
 
     pub(crate) fn fd(&self) -> c_int {
@@ -40,8 +44,8 @@ impl<T> EventQueue<T> {
     pub(crate) fn push(&self, event: T) {
         let mut events = self.lock();
         if events.is_empty() {
-            // An eventfd that counts 0 takes a 1.
-            let _ = write(&self.fd, &1u64.to_ne_bytes());
+            // An empty socket takes a byte.
+            let _ = send(&self.sender, &[1], SendFlags::DONTWAIT);
         }
         events.push_back(event);
     }
@@ -57,18 +61,14 @@ impl<T> EventQueue<T> {
     }
 
     fn drain(&self) {
-        let _ = read(&self.fd, &mut [0u8; 8]);
-    }
-
-    /// Takes the oldest event, and waits for one unless the program made the descriptor non-blocking.
-    /// The wait has no end of its own: the program asked to sleep until an event comes.
-    pub(crate) fn next(&self) -> Result<T, c_int> {
-        self.next_of(Some)
+        let _ = recv(&self.fd, &mut [0u8; 1], RecvFlags::DONTWAIT);
     }
 
     /// Takes the oldest event for which `accept` has a result, and drops those before it. `accept` is called
-    /// under the lock, so that nobody removes the event meanwhile.
-    pub(crate) fn next_of<R>(&self, accept: impl Fn(T) -> Option<R>) -> Result<R, c_int> {
+    /// under the lock, so that nobody removes the event meanwhile. Without an event the call waits, unless
+    /// the program made the descriptor non-blocking. The wait has no end of its own: the program asked to
+    /// sleep until an event comes.
+    pub(crate) fn next<R>(&self, accept: impl Fn(T) -> Option<R>) -> Result<R, c_int> {
         loop {
             let mut events = self.lock();
             while let Some(event) = events.pop_front() {
@@ -80,12 +80,7 @@ impl<T> EventQueue<T> {
                 }
             }
             drop(events);
-            let flags = fcntl_getfl(&self.fd).map_err(|error| error.raw_os_error())?;
-            if flags.contains(OFlags::NONBLOCK) {
-                return Err(libc::EAGAIN);
-            }
-            let mut polled = [PollFd::new(&self.fd, PollFlags::IN)];
-            poll(&mut polled, None).map_err(|error| error.raw_os_error())?;
+            recv(&self.fd, &mut [0u8; 1], RecvFlags::PEEK).map_err(|error| error.raw_os_error())?;
         }
     }
 }
@@ -93,6 +88,9 @@ impl<T> EventQueue<T> {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
+
+    use rustix::event::{PollFd, PollFlags, poll};
+    use rustix::fs::OFlags;
 
     use super::*;
 
@@ -107,24 +105,24 @@ mod tests {
         assert!(!is_readable(&queue));
         (1..=3).for_each(|event| queue.push(event));
         assert!(is_readable(&queue));
-        assert_eq!([queue.next(), queue.next()], [Ok(1), Ok(2)]);
+        assert_eq!([queue.next(Some), queue.next(Some)], [Ok(1), Ok(2)]);
         assert!(is_readable(&queue));
         queue.retain(|event| *event != 3);
         assert!(!is_readable(&queue));
         queue.push(4);
-        assert_eq!(queue.next(), Ok(4));
+        assert_eq!(queue.next(Some), Ok(4));
         assert!(!is_readable(&queue));
         rustix::fs::fcntl_setfl(&queue.fd, OFlags::NONBLOCK).unwrap();
-        assert_eq!(queue.next(), Err(libc::EAGAIN));
+        assert_eq!(queue.next(Some), Err(libc::EAGAIN));
     }
 
     #[test]
     fn events_that_nobody_may_take_go() {
         let queue = EventQueue::new().unwrap();
         (1..=3).for_each(|event| queue.push(event));
-        assert_eq!(queue.next_of(|event| (event != 1).then_some(event)), Ok(2));
+        assert_eq!(queue.next(|event| (event != 1).then_some(event)), Ok(2));
         rustix::fs::fcntl_setfl(&queue.fd, OFlags::NONBLOCK).unwrap();
-        assert_eq!(queue.next_of(|event| (event != 3).then_some(event)), Err(libc::EAGAIN));
+        assert_eq!(queue.next(|event| (event != 3).then_some(event)), Err(libc::EAGAIN));
         assert!(!is_readable(&queue));
     }
 
@@ -133,7 +131,7 @@ mod tests {
         let queue = Arc::new(EventQueue::new().unwrap());
         let sleeper = std::thread::spawn({
             let queue = Arc::clone(&queue);
-            move || queue.next()
+            move || queue.next(Some)
         });
         queue.push(7);
         assert_eq!(sleeper.join().unwrap(), Ok(7));

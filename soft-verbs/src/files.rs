@@ -18,7 +18,7 @@ use crate::errno;
 
 /// Something that the kernel has for a device.
 #[derive(Debug, PartialEq, Eq)]
-enum Place<'a> {
+enum DeviceFile<'a> {
     /// The device's own file.
     Uverbs { index: usize },
     /// What kind of GID an index has.
@@ -27,17 +27,17 @@ enum Place<'a> {
     GidInterface { device: &'a str, gid: usize },
 }
 
-impl<'a> Place<'a> {
-    fn parse(path: &'a str) -> Option<Place<'a>> {
+impl<'a> DeviceFile<'a> {
+    fn parse(path: &'a str) -> Option<DeviceFile<'a>> {
         if let Some(index) = path.strip_prefix("/dev/infiniband/uverbs") {
-            return Some(Place::Uverbs { index: index.parse().ok()? });
+            return Some(DeviceFile::Uverbs { index: index.parse().ok()? });
         }
         let (device, rest) = path.strip_prefix("/sys/class/infiniband/")?.split_once('/')?;
         let (kind, gid) = rest.strip_prefix("ports/1/gid_attrs/")?.split_once('/')?;
         let gid = gid.parse().ok()?;
         match kind {
-            "types" => Some(Place::GidType { device, gid }),
-            "ndevs" => Some(Place::GidInterface { device, gid }),
+            "types" => Some(DeviceFile::GidType { device, gid }),
+            "ndevs" => Some(DeviceFile::GidInterface { device, gid }),
             _ => None,
         }
     }
@@ -50,11 +50,11 @@ impl<'a> Place<'a> {
             (gid < device.interface.addresses.len()).then_some(&device.interface.name)
         };
         match *self {
-            Place::Uverbs { index } => (index < devices.len()).then(String::new),
-            Place::GidType { device, gid } => {
+            DeviceFile::Uverbs { index } => (index < devices.len()).then(String::new),
+            DeviceFile::GidType { device, gid } => {
                 interface(device, gid).map(|_| "RoCE v2\n".to_owned())
             }
-            Place::GidInterface { device, gid } => {
+            DeviceFile::GidInterface { device, gid } => {
                 interface(device, gid).map(|name| format!("{name}\n"))
             }
         }
@@ -65,12 +65,12 @@ impl<'a> Place<'a> {
 ///
 /// # Safety
 /// The path is null or a C string.
-unsafe fn place<'a>(path: *const c_char) -> Option<Place<'a>> {
+unsafe fn place<'a>(path: *const c_char) -> Option<DeviceFile<'a>> {
     if path.is_null() {
         return None;
     }
     // SAFETY: the caller vouches for the string.
-    Place::parse(unsafe { CStr::from_ptr(path) }.to_str().ok()?)
+    DeviceFile::parse(unsafe { CStr::from_ptr(path) }.to_str().ok()?)
 }
 
 /// A file in memory, at its beginning.
@@ -108,7 +108,7 @@ unsafe extern "C" fn stat(path: *const c_char, to: *mut libc::stat) -> c_int {
 unsafe extern "C" fn open(path: *const c_char, flags: c_int, mode: c_uint) -> c_int {
     // SAFETY: the caller gives a C string.
     match unsafe { place(path) } {
-        Some(place @ (Place::GidType { .. } | Place::GidInterface { .. })) => {
+        Some(place @ (DeviceFile::GidType { .. } | DeviceFile::GidInterface { .. })) => {
             match place.content().map(|content| file(&content)) {
                 Some(Ok(file)) => file.into_raw_fd(),
                 Some(Err(error)) => errno::minus_one(error.raw_os_error().unwrap_or(libc::EIO)),
@@ -128,24 +128,24 @@ mod tests {
     fn a_path_names_a_file_of_a_device_or_nothing_of_ours() {
         let device = "soft0";
         for (path, place) in [
-            ("/dev/infiniband/uverbs3", Some(Place::Uverbs { index: 3 })),
+            ("/dev/infiniband/uverbs3", Some(DeviceFile::Uverbs { index: 3 })),
             ("/dev/infiniband/uverbs", None),
             ("/dev/infiniband/uverbs-1", None),
             ("/dev/infiniband/rdma_cm", None),
             (
                 "/sys/class/infiniband/soft0/ports/1/gid_attrs/types/0",
-                Some(Place::GidType { device, gid: 0 }),
+                Some(DeviceFile::GidType { device, gid: 0 }),
             ),
             (
                 "/sys/class/infiniband/soft0/ports/1/gid_attrs/ndevs/12",
-                Some(Place::GidInterface { device, gid: 12 }),
+                Some(DeviceFile::GidInterface { device, gid: 12 }),
             ),
             ("/sys/class/infiniband/soft0/ports/2/gid_attrs/types/0", None),
             ("/sys/class/infiniband/soft0/ports/1/gid_attrs/types/", None),
             ("/sys/class/infiniband/soft0/ports/1/gid_attrs/types/99999999999999999999", None),
             ("/etc/passwd", None),
         ] {
-            assert_eq!(Place::parse(path), place, "{path}");
+            assert_eq!(DeviceFile::parse(path), place, "{path}");
         }
     }
 }

@@ -12,7 +12,7 @@
 //!   shared_receive.rs  shared receive queues        work_requests.rs  what all posts share
 //!   address.rs       address handles               batch.rs, builder.rs  sends built by functions
 //!   turn.rs          state between calls           reader.rs    completions read by functions
-//!   window.rs        memory windows
+//!   window.rs        memory windows                unacknowledged.rs  events that the program holds
 //!   port_watch.rs    events of ports               signals.rs   threads without the program's handlers
 //!   files.rs         files of devices, for UCX
 //!   refused.rs       what is not supported         provider.rs  what drivers of rdma-core import
@@ -53,5 +53,6 @@ mod shared_receive;
 mod signals;
 mod transition;
 mod turn;
+mod unacknowledged;
 mod window;
 mod work_requests;

@@ -1,6 +1,6 @@
 //! Open devices: their operations, and their asynchronous events.
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::{io, mem, ptr};
@@ -9,9 +9,12 @@ use invar_verbs::sys::provider::ibv_device;
 use invar_verbs::sys::{VERBS_ABI_IS_EXTENDED, ibv_async_event, ibv_context, verbs_context};
 
 use crate::device::{self, Context};
-use crate::events::EventQueue;
+use crate::events::{EventQueue, Raised};
 use crate::object;
-use crate::port_watch::PortWatch;
+use crate::port_watch::{PORT, PortWatch};
+use crate::queue_pair::Qp;
+use crate::shared_receive::Srq;
+use crate::unacknowledged::Unacknowledged;
 use crate::{builder, completion, errno, post, query, reader, shared_receive, window};
 
 versions! {
@@ -79,7 +82,12 @@ extern "C" fn ibv_get_async_event(context: *mut ibv_context, event: *mut ibv_asy
         Ok(context) => Arc::clone(&context.events),
         Err(errno) => return errno::minus_one(errno),
     };
-    match events.next() {
+    let living = |raised: Raised| {
+        let may_take = raised.element == PORT
+            || with_unacknowledged(raised.element, Unacknowledged::note) == Some(true);
+        may_take.then_some(raised)
+    };
+    match events.next(living) {
         Ok(raised) => {
             // SAFETY: the structure has a union of a pointer and an integer, and an integer. Zero is
             // valid for all of them.
@@ -94,5 +102,19 @@ extern "C" fn ibv_get_async_event(context: *mut ibv_context, event: *mut ibv_asy
     }
 }
 
+/// Lets the object of the event end, if the program destroys it. An event of a port has no such object.
 #[unsafe(no_mangle)]
-extern "C" fn ibv_ack_async_event(_: *mut ibv_async_event) {}
+extern "C" fn ibv_ack_async_event(event: *mut ibv_async_event) {
+    // SAFETY: the caller gives an event that it took.
+    let element = unsafe { (*event).element.qp };
+    with_unacknowledged(element.addr(), |events| events.acknowledge(1));
+}
+
+/// Calls `call` with the events of the object at an address; `None` if no queue pair or shared receive queue
+/// lives there.
+fn with_unacknowledged<R>(element: usize, call: impl Fn(&Unacknowledged) -> R) -> Option<R> {
+    let base = ptr::with_exposed_provenance_mut::<c_void>(element);
+    object::with(base.cast(), |qp: &Qp| call(&qp.unacknowledged))
+        .or_else(|_| object::with(base.cast(), |srq: &Srq| call(&srq.unacknowledged)))
+        .ok()
+}

@@ -22,7 +22,7 @@ const CHANGES: u32 = 0x1 | 0x10 | 0x100;
 const PORT_ACTIVE: u32 = 9;
 const PORT_ERR: u32 = 10;
 /// The number of a device's only port.
-const PORT: usize = 1;
+pub(crate) const PORT: usize = 1;
 
 /// A thread that tells the events of a port, until the value is dropped.
 pub(crate) struct PortWatch {

@@ -33,7 +33,7 @@ pub(crate) unsafe extern "C" fn post_send(
 }
 
 /// Posts a chain, and returns the first request that was not posted. With `needed`, nothing is posted
-/// unless the queue has room for so many requests.
+/// unless the queue has room for so many requests, and none of them is wrong.
 ///
 /// # Safety
 /// The chain has valid requests.
@@ -44,29 +44,38 @@ pub(crate) unsafe fn post_chain(
     needed: Option<usize>,
 ) -> (Result<(), c_int>, *mut ibv_send_wr) {
     let posted = qp.nic.post_sends(&qp.pair, |posting| {
-        if needed.is_some_and(|needed| needed > posting.send_room() as usize) {
+        let room = needed.map(|_| posting.send_room());
+        if needed.zip(room).is_some_and(|(needed, room)| needed > room as usize) {
             return Err(libc::ENOMEM);
         }
         while !wr.is_null() {
-            // SAFETY: the caller gives a chain of valid requests.
-            let request = unsafe { &*wr };
-            match request.opcode {
-                IBV_WR_ATOMIC_CMP_AND_SWP | IBV_WR_ATOMIC_FETCH_AND_ADD => {
-                    atomic(qp, wr, posting)?;
-                }
-                IBV_WR_LOCAL_INV | IBV_WR_BIND_MW => local(qp, wr, posting)?,
-                _ => {
-                    if qp.base().qp_type == IBV_QPT_UD {
-                        posting.to(&receiver(wr)?).map_err(errno::of)?;
-                    }
-                    send(qp, request, posting)?;
-                }
+            let posted = post_one(qp, wr, posting);
+            if let (Err(_), Some(room)) = (posted, room) {
+                posting.withdraw_sends(room - posting.send_room());
             }
-            wr = request.next;
+            posted?;
+            // SAFETY: the caller gives a chain of valid requests.
+            wr = unsafe { (*wr).next };
         }
         Ok(())
     });
     (posted, wr)
+}
+
+#[inline]
+fn post_one(qp: &Qp, wr: *mut ibv_send_wr, posting: &mut Posting<'_>) -> Result<(), c_int> {
+    // SAFETY: the caller of `post_send` gives a valid request.
+    let request = unsafe { &*wr };
+    match request.opcode {
+        IBV_WR_ATOMIC_CMP_AND_SWP | IBV_WR_ATOMIC_FETCH_AND_ADD => atomic(qp, wr, posting),
+        IBV_WR_LOCAL_INV | IBV_WR_BIND_MW => local(qp, wr, posting),
+        _ => {
+            if qp.base().qp_type == IBV_QPT_UD {
+                posting.to(&receiver(wr)?).map_err(errno::of)?;
+            }
+            send(qp, request, posting)
+        }
+    }
 }
 
 pub(crate) unsafe extern "C" fn post_recv(

@@ -27,8 +27,10 @@ versions! {
         ibv_get_pkey_index;
     "IBVERBS_1.11":
         _ibv_query_gid_ex _ibv_query_gid_table;
-    "IBVERBS_PRIVATE_34":
-        ibv_query_gid_type ibv_read_ibdev_sysfs_file;
+}
+
+private_versions! {
+    ibv_query_gid_type ibv_read_ibdev_sysfs_file
 }
 
 /// The length of the port attributes that the symbol `ibv_query_port` writes.

@@ -22,6 +22,7 @@ use crate::memory::Pd;
 use crate::object::{self, Kind, Object};
 use crate::shared_receive::{Srq, listener};
 use crate::turn::Turn;
+use crate::unacknowledged::{self, Unacknowledged};
 
 versions! {
     "IBVERBS_1.1":
@@ -46,6 +47,8 @@ pub(crate) struct Qp {
     _queues: [Arc<soft::Cq>; 2],
     _shared: Option<Arc<soft::Srq>>,
     events: Arc<EventQueue<Raised>>,
+    /// Asynchronous events.
+    pub(crate) unacknowledged: Unacknowledged,
 }
 
 // SAFETY: `extended` is the first field, and begins with `Base`.
@@ -122,6 +125,7 @@ pub(crate) fn create(pd: *mut ibv_pd, init: &mut ibv_qp_init_attr) -> Result<*mu
         _queues: [Arc::clone(&send.queue), Arc::clone(&recv.queue)],
         _shared: shared,
         events,
+        unacknowledged: Unacknowledged::new(),
     });
     let _ = address.set(qp.expose_provenance());
     Ok(qp)
@@ -165,9 +169,10 @@ extern "C" fn ibv_query_qp(
 
 #[unsafe(no_mangle)]
 extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
-    errno::status(object::take::<Qp>(qp, |_| Ok(())).map(|object| {
-        let events = Arc::clone(&object.events);
-        drop(object);
+    let taken = unacknowledged::take(qp, |qp: &Qp| &qp.unacknowledged, |_| Ok(()));
+    errno::status(taken.map(|object| {
+        let Qp { pair, events, .. } = *object;
+        drop(pair);
         events.retain(|raised| raised.element != qp.addr());
     }))
 }

@@ -19,6 +19,10 @@ versions! {
         ibv_import_dm ibv_is_fork_initialized ibv_unimport_dm;
     "IBVERBS_1.14":
         ibv_query_qp_data_in_order;
+    "IBVERBS_1.15":
+        ibv_alloc_dmah ibv_dealloc_dmah ibv_reg_mr_ex;
+    "IBVERBS_1.16":
+        ibv_dm_export_dmabuf_fd ibv_query_port_speed;
 }
 
 /// Functions that return an object: they return null and set `errno`. They read no argument.
@@ -42,18 +46,25 @@ macro_rules! without_effect {
 }
 
 without_object! {
-    ibv_reg_dmabuf_mr
+    ibv_alloc_dmah ibv_reg_dmabuf_mr ibv_reg_mr_ex
     ibv_import_device ibv_import_pd ibv_import_mr ibv_import_dm
 }
 
 without_effect! {
-    ibv_attach_mcast ibv_detach_mcast ibv_resolve_eth_l2_from_gid ibv_query_ece ibv_set_ece
+    ibv_attach_mcast ibv_dealloc_dmah ibv_detach_mcast ibv_query_ece ibv_query_port_speed
+    ibv_resolve_eth_l2_from_gid ibv_set_ece
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn ibv_rereg_mr() -> c_int {
     errno::set(libc::EOPNOTSUPP);
     IBV_REREG_MR_ERR_INPUT
+}
+
+/// There is no device memory to export.
+#[unsafe(no_mangle)]
+extern "C" fn ibv_dm_export_dmabuf_fd() -> c_int {
+    errno::minus_one(libc::EOPNOTSUPP)
 }
 
 /// Nothing was imported.

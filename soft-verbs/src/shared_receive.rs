@@ -15,6 +15,7 @@ use crate::errno;
 use crate::events::{EventQueue, Raised};
 use crate::memory::Pd;
 use crate::object::{self, Kind, Object};
+use crate::unacknowledged::{self, Unacknowledged};
 use crate::work_requests::{buffers, name_refused};
 
 versions! {
@@ -31,6 +32,7 @@ pub(crate) struct Srq {
     pub(crate) queue: Arc<soft::Srq>,
     attr: ibv_srq_attr,
     events: Arc<EventQueue<Raised>>,
+    pub(crate) unacknowledged: Unacknowledged,
     _domain: Arc<soft::Pd>,
 }
 
@@ -81,6 +83,7 @@ fn create(pd: *mut ibv_pd, init: &mut ibv_srq_init_attr) -> Result<*mut ibv_srq,
         queue: Arc::new(queue),
         attr: init.attr,
         events,
+        unacknowledged: Unacknowledged::new(),
         _domain: Arc::clone(&domain.domain),
     });
     let _ = address.set(srq.expose_provenance());
@@ -118,7 +121,8 @@ extern "C" fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int {
         1 => Ok(()),
         _ => Err(libc::EBUSY),
     };
-    errno::status(object::take::<Srq>(srq, unused).map(|object| {
+    let taken = unacknowledged::take(srq, |srq: &Srq| &srq.unacknowledged, unused);
+    errno::status(taken.map(|object| {
         let Srq { queue, events, .. } = *object;
         drop(queue);
         events.retain(|raised| raised.element != srq.addr());

@@ -10,3 +10,17 @@ macro_rules! versions {
         ));
     )*)* };
 }
+
+/// Gives exported symbols of this module the private versions of all generations of rdma-core, which changes
+/// the name of that version when a driver's interface changes.
+macro_rules! private_versions {
+    ($($name:ident)*) => {
+        versions! { "IBVERBS_PRIVATE_34": $($name)*; }
+        $(
+            std::arch::global_asm!(
+                concat!(".symver ", stringify!($name), ", ", stringify!($name), "@IBVERBS_PRIVATE_57"),
+                concat!(".symver ", stringify!($name), ", ", stringify!($name), "@IBVERBS_PRIVATE_59"),
+            );
+        )*
+    };
+}

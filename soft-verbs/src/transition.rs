@@ -1,6 +1,7 @@
 //! `ibv_modify_qp`: the attributes that each move of a queue pair needs and takes.
 
 use std::ffi::c_int;
+use std::mem;
 use std::sync::PoisonError;
 
 use invar_core::nic::{Access, AddressVector, Mtu, Nic, QpTransition, RtrAttr, RtsAttr};
@@ -57,11 +58,13 @@ fn attributes(qp_type: u32) -> Attributes {
     }
 }
 
-/// The attributes that a move needs, and those that it also takes (IBTA table 91).
+/// The attributes that a move needs, and those that it also takes (IBTA table 91). A queue pair that is in
+/// RESET cannot fail, as in Linux (`ib_core`'s `qp_state_table`).
 fn masks(qp_type: u32, from: u32, to: u32) -> Result<(c_int, c_int), c_int> {
     let Attributes { working, init, rtr, rts } = attributes(qp_type);
     let rights = working & !IBV_QP_MIN_RNR_TIMER;
     Ok(match (from, to) {
+        (IBV_QPS_RESET, IBV_QPS_ERR) => return Err(libc::EINVAL),
         (_, IBV_QPS_RESET | IBV_QPS_ERR) => (0, 0),
         (IBV_QPS_RESET, IBV_QPS_INIT) => (init, 0),
         (IBV_QPS_INIT, IBV_QPS_INIT) => (0, init),
@@ -98,6 +101,10 @@ fn modify(qp: &Qp, attr: &ibv_qp_attr, mask: c_int) -> Result<u32, c_int> {
         return Err(libc::EINVAL);
     }
     let has = |flag| given & flag != 0;
+    if has(IBV_QP_EN_SQD_ASYNC_NOTIFY) && attr.en_sqd_async_notify != 0 {
+        // A program that asks for the event would wait for it without end.
+        return Err(libc::EOPNOTSUPP);
+    }
     if has(IBV_QP_PORT) && attr.port_num != 1 || has(IBV_QP_PKEY_INDEX) && attr.pkey_index != 0 {
         return Err(libc::EINVAL);
     }
@@ -146,6 +153,10 @@ fn modify(qp: &Qp, attr: &ibv_qp_attr, mask: c_int) -> Result<u32, c_int> {
     }
     if has(IBV_QP_QKEY) {
         qp.nic.set_qkey(&qp.pair, attr.qkey).map_err(errno::of)?;
+    }
+    if to == IBV_QPS_RESET {
+        // SAFETY: the structure has integers alone, for which zero is valid.
+        *known = ibv_qp_attr { cap: known.cap, ..unsafe { mem::zeroed() } };
     }
     note(&mut known, attr, given);
     Ok(to)

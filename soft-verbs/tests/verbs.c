@@ -8,14 +8,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
-#define CHECK(condition)                                                                           \
-    do {                                                                                           \
-        if (!(condition)) {                                                                        \
-            fprintf(stderr, "%s:%d: %s (errno %d)\n", __FILE__, __LINE__, #condition, errno);      \
-            exit(1);                                                                               \
-        }                                                                                          \
-    } while (0)
+#include "check.h"
 
 enum { BYTES = 40000, DEPTH = 16, ACCESS = 15 };
 
@@ -382,20 +378,34 @@ static void built_and_read(void)
         if (operation < 2 || operation == 3)
             CHECK(completion(b.recv_cq).byte_len == 100);
     }
-    /* A batch that is too long, one with an error and one that is given up post nothing. */
-    for (int batch = 0; batch < 3; batch++) {
+    /* A batch that is too long, one with an error and one that is given up post nothing. The device finds
+       the error of the last one, an atomic at an odd address. */
+    for (int batch = 0; batch < 4; batch++) {
         ibv_wr_start(qp);
         for (int number = 0; number < (batch == 0 ? 5 : 2); number++) {
             ibv_wr_rdma_write(qp, rkey, to);
             static char bytes[129];
             ibv_wr_set_inline_data(qp, bytes, batch == 1 && number ? 129 : 8);
         }
+        if (batch == 3) {
+            ibv_wr_atomic_fetch_add(qp, rkey, to + 1, 5);
+            ibv_wr_set_sge(qp, lkey, from, 8);
+        }
         if (batch == 2)
             ibv_wr_abort(qp);
         else
             CHECK(ibv_wr_complete(qp) == (batch ? EINVAL : ENOMEM));
     }
-    CHECK(ibv_start_poll(cq, &attr) == ENOENT);
+    /* A completion of this request shows that none of them was posted. */
+    ibv_wr_start(qp);
+    qp->wr_id = 7;
+    ibv_wr_rdma_write(qp, rkey, to);
+    ibv_wr_set_inline_data(qp, "last", 4);
+    CHECK(ibv_wr_complete(qp) == 0);
+    while (ibv_start_poll(cq, &attr) == ENOENT)
+        ;
+    CHECK(cq->status == IBV_WC_SUCCESS && cq->wr_id == 7 && ibv_next_poll(cq) == ENOENT);
+    ibv_end_poll(cq);
     CHECK(ibv_destroy_qp(a.qp) == 0);
     destroy(&b);
     CHECK(ibv_destroy_cq(a.send_cq) == 0 && ibv_dereg_mr(a.mr) == 0);
@@ -529,6 +539,20 @@ static void bad_requests(struct end *a, struct end *b)
     struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RESET};
     CHECK(ibv_modify_qp(a->qp, &attr, IBV_QP_STATE) == 0);
     CHECK(ibv_modify_qp(b->qp, &attr, IBV_QP_STATE) == 0);
+}
+
+/* RESET forgets the peer, and leads to INIT alone. */
+static void is_reset(struct end *end)
+{
+    struct ibv_qp_attr attr;
+    struct ibv_qp_init_attr init;
+    CHECK(ibv_query_qp(end->qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_DEST_QPN, &init) == 0);
+    CHECK(attr.qp_state == IBV_QPS_RESET && attr.dest_qp_num == 0 && attr.timeout == 0);
+    CHECK(!attr.ah_attr.is_global && attr.ah_attr.grh.dgid.global.interface_id == 0);
+    CHECK(attr.qp_access_flags == 0 && attr.cap.max_send_wr == DEPTH);
+    attr.qp_state = IBV_QPS_ERR;
+    CHECK(ibv_modify_qp(end->qp, &attr, IBV_QP_STATE) == EINVAL);
+    CHECK(end->qp->state == IBV_QPS_RESET);
 }
 
 /* Connects both ends again after an error. */
@@ -777,7 +801,7 @@ static void destroy(struct end *end)
     free(end->bytes);
 }
 
-int main(void)
+static void open_device(void)
 {
     int count;
     struct ibv_device **list = ibv_get_device_list(&count);
@@ -787,6 +811,49 @@ int main(void)
     ibv_free_device_list(list);
     pd = ibv_alloc_pd(context);
     CHECK(pd && pd->context == context);
+}
+
+static void close_device(void)
+{
+    CHECK(ibv_dealloc_pd(pd) == 0 && ibv_dealloc_pd(pd) == EINVAL);
+    CHECK(ibv_close_device(context) == 0 && ibv_close_device(context) == EINVAL);
+}
+
+/* A child opens the device anew, and moves data while its parent does. */
+static void forks(void)
+{
+    struct end a = create(), b = create();
+    connect_to(&a, &b);
+    connect_to(&b, &a);
+    transfers(&a, &b);
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        alarm(60);
+        open_device();
+        struct end c = create(), d = create();
+        CHECK(c.qp->qp_num != a.qp->qp_num && c.qp->qp_num != b.qp->qp_num);
+        connect_to(&c, &d);
+        connect_to(&d, &c);
+        transfers(&c, &d);
+        destroy(&c);
+        destroy(&d);
+        close_device();
+        _exit(0);
+    }
+    int status;
+    pid_t ended;
+    while ((ended = waitpid(child, &status, WNOHANG)) == 0)
+        transfers(&a, &b);
+    CHECK(ended == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    transfers(&a, &b);
+    destroy(&a);
+    destroy(&b);
+}
+
+int main(void)
+{
+    open_device();
     queries();
     struct end a = create(), b = create();
     for (int round = 0; round < 2 * gid_count(); round++) {
@@ -796,6 +863,7 @@ int main(void)
         transfers(&a, &b);
         atomics(&a, &b);
         bad_requests(&a, &b);
+        is_reset(&a);
     }
     refusals(&a);
     shared_receives();
@@ -804,10 +872,10 @@ int main(void)
     gid_index = 0;
     windows();
     built_and_read();
+    forks();
     destroy(&a);
     destroy(&b);
-    CHECK(ibv_dealloc_pd(pd) == 0 && ibv_dealloc_pd(pd) == EINVAL);
-    CHECK(ibv_close_device(context) == 0 && ibv_close_device(context) == EINVAL);
+    close_device();
     puts("all as promised");
     return 0;
 }

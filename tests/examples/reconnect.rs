@@ -20,7 +20,7 @@ const MESSAGE_BYTES: usize = 256 << 10;
 const MESSAGES: u32 = 20;
 const TAG: u32 = 7;
 /// A message takes less time, and so does the notice of a fault.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// The time in which a mended device works again.
 const MENDED_WITHIN: Duration = Duration::from_secs(30);
 
@@ -52,9 +52,9 @@ fn serve(nic: &str) -> Done<()> {
         listener.handle().as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
     writeln!(io::stdout(), "{hex}")?;
     loop {
-        let mut comm = listener.accept_within(2 * PATIENCE)?;
+        let mut comm = listener.accept_within(2 * TIMEOUT)?;
         // The client says when it has had enough, and so does its fault.
-        while comm.recv(&region, 0..MESSAGE_BYTES, TAG, PATIENCE).is_ok() {}
+        while comm.recv(&region, 0..MESSAGE_BYTES, TAG, TIMEOUT).is_ok() {}
     }
 }
 
@@ -85,8 +85,8 @@ fn client(nic: &str, peer: &str, cause: &str, undo: &str) -> Done<()> {
     run(cause)?;
     let start = Instant::now();
     let error = loop {
-        match comm.send(&region, 0..MESSAGE_BYTES, TAG, PATIENCE) {
-            Ok(_) if start.elapsed() < PATIENCE => {}
+        match comm.send(&region, 0..MESSAGE_BYTES, TAG, TIMEOUT) {
+            Ok(_) if start.elapsed() < TIMEOUT => {}
             Ok(_) => return Err("the fault is none".into()),
             Err(error) => break error,
         }
@@ -111,9 +111,11 @@ fn client(nic: &str, peer: &str, cause: &str, undo: &str) -> Done<()> {
     Ok(())
 }
 
-/// Counts the objects that the kernel holds for this process: each kind of RDMA resource, and files.
+/// Counts the objects that the kernel holds for this process: each kind of RDMA resource, and files. The file
+/// of the flight recorder stays after a failure.
 fn held() -> Done<[usize; 5]> {
-    let files = fs::read_dir("/proc/self/fd")?.count();
+    let files = fs::read_dir("/proc/self/fd")?.filter_map(|fd| fs::read_link(fd.ok()?.path()).ok());
+    let files = files.filter(|file| file.extension().is_none_or(|of| of != "rec")).count();
     let pid = std::process::id().to_string();
     let count = |kind: &str| -> Done<usize> {
         let output = Command::new("rdma").args(["resource", "show", kind, "pid", &pid]).output()?;
@@ -131,7 +133,7 @@ fn connect(device: &Device, handle: &Handle) -> Done<SendComm> {
 
 fn send(comm: &mut SendComm, region: &MemoryRegion) -> Done<()> {
     for _ in 0..MESSAGES {
-        comm.send(region, 0..MESSAGE_BYTES, TAG, PATIENCE)?;
+        comm.send(region, 0..MESSAGE_BYTES, TAG, TIMEOUT)?;
     }
     Ok(())
 }

@@ -30,7 +30,7 @@ use invar_core::nic::{Nic, QpOptions, RtsAttr, Wc, WcStatus};
 use crate::end::{End, Link};
 
 /// The longest time that an operation may take, in the testbed's time.
-const PATIENCE_NS: u64 = 10_000_000_000;
+const TIMEOUT_NS: u64 = 10_000_000_000;
 /// If no completion arrives within this time, none will.
 const QUIET_NS: u64 = 20_000_000;
 /// The time between two polls.
@@ -151,13 +151,13 @@ impl<N: Nic + Clone> Bench<N> {
         mut ask: impl FnMut() -> Verdict<Option<T>>,
     ) -> Verdict<T> {
         let mut waited_ns = 0;
-        while waited_ns < PATIENCE_NS {
+        while waited_ns < TIMEOUT_NS {
             if let Some(answer) = ask()? {
                 return Ok(answer);
             }
             waited_ns += self.pass(STEP_NS);
         }
-        Err(format!("{what} did not come within {} s", PATIENCE_NS / 1_000_000_000))
+        Err(format!("{what} did not come within {} s", TIMEOUT_NS / 1_000_000_000))
     }
 
     /// The next completion of an end, whatever its status.
@@ -206,9 +206,4 @@ fn poll<N: Nic + Clone>(end: &End<N>, wcs: &mut [Wc]) -> Verdict<usize> {
     let n = end.nic.poll(&end.cq, wcs).map_err(|error| format!("poll: {error:?}"))? as usize;
     ensure!(n <= wcs.len(), "a poll for {} completions gave {n}", wcs.len());
     Ok(n)
-}
-
-/// A pattern of bytes that depends on position and seed.
-fn pattern(len: usize, seed: usize) -> Vec<u8> {
-    (0..len).map(|i| ((i ^ seed << 7).wrapping_mul(0x9e37_79b1) >> 13) as u8).collect()
 }

@@ -17,7 +17,7 @@ pub const IPV4: [&str; 2] = ["192.0.2.1", "192.0.2.2"];
 pub const IPV6: [&str; 2] = ["2001:db8:7::1", "2001:db8:7::2"];
 
 /// The time limit for the cable. The kernel takes up to a second to see it.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Two namespaces. The interfaces named `v0` in each are the ends of one virtual Ethernet. Dropping
 /// this value removes them.
@@ -50,7 +50,7 @@ impl Hosts {
         }
         let start = Instant::now();
         while !(0..2).all(|host| hosts.has_link(host, "v0")) {
-            if start.elapsed() > PATIENCE {
+            if start.elapsed() > TIMEOUT {
                 return Err("the link between the namespaces does not come up".to_owned());
             }
             thread::sleep(Duration::from_millis(10));
@@ -72,7 +72,7 @@ impl Hosts {
         }
         let start = Instant::now();
         while !(0..2).all(|host| self.has_link(host, name)) {
-            if start.elapsed() > PATIENCE {
+            if start.elapsed() > TIMEOUT {
                 return Err(format!("the link {name} does not come up"));
             }
             thread::sleep(Duration::from_millis(10));

@@ -20,7 +20,7 @@ const ATTEMPTS: u32 = 3;
 /// The most memory that a process may take on while strangers call.
 const GROWTH_MAX: u64 = 32 << 20;
 /// The longest time that a stranger waits for a listener that does not answer.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 /// The number of connections of a stranger that opens several.
 const CROWD: usize = 64;
 
@@ -198,7 +198,7 @@ impl Drop for Stops<'_> {
 
 /// Connects to the listener. Returns `None` if that fails, since the listener's queue may be full.
 fn connect(door: &Door) -> Option<TcpStream> {
-    let stream = TcpStream::connect_timeout(&door.addr, PATIENCE).ok()?;
+    let stream = TcpStream::connect_timeout(&door.addr, TIMEOUT).ok()?;
     stream.set_nonblocking(true).ok()?;
     Some(stream)
 }
@@ -220,7 +220,7 @@ fn recorded(door: &Door) -> Vec<u8> {
     let mut calling = Calling::new(door.secret, door.service, [7; NONCE_BYTES]);
     let mut recorder = Recorder { stream, said: Vec::new() };
     let start = Instant::now();
-    while recorder.said.len() < HELLO_BYTES + PROOF_BYTES && start.elapsed() < PATIENCE {
+    while recorder.said.len() < HELLO_BYTES + PROOF_BYTES && start.elapsed() < TIMEOUT {
         if calling.poll(&mut recorder).is_err() {
             break;
         }

@@ -9,8 +9,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use invar::{
-    Communicator, Device, Error, Hub, Listener, MemoryRegion, PortRange, RecvComm, RedOp, SendComm,
-    Settings,
+    Communicator, Device, DeviceKind, Error, Hub, Listener, MemoryRegion, PortRange, RecvComm,
+    RedOp, SendComm, Settings,
 };
 use invar_testkit::library;
 use invar_testkit::pattern::pattern;
@@ -18,7 +18,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 const BYTES: usize = 100_000;
 const TAG: u32 = 3;
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Runs a future on an executor, which may run it on threads of its own.
 type Executor = fn(&mut dyn FnMut() -> Wanted);
@@ -100,7 +100,7 @@ fn a_receive_that_waits_for_long_is_woken_by_the_message() {
                 move || {
                     thread::sleep(Duration::from_millis(50));
                     let region = MemoryRegion::new(&device, 8).unwrap();
-                    send.send(&region, 0..8, TAG, PATIENCE).unwrap();
+                    send.send(&region, 0..8, TAG, TIMEOUT).unwrap();
                 }
             });
             let region = MemoryRegion::new(&device, 8).unwrap();
@@ -128,6 +128,81 @@ fn a_wait_that_is_dropped_loses_no_message() {
                     futures::join!(send.send_async(&from, 0..8, TAG), recv.wait_async(&request));
                 assert_eq!((sent.unwrap(), received.unwrap().sizes()), (8, &[8][..]));
                 assert_eq!(library::content(&to, 8), [message; 8]);
+            }
+        })
+    });
+}
+
+#[test]
+fn a_send_waits_to_start_until_the_peer_has_posted_its_receive() {
+    on_all(|device, settings| {
+        Box::pin(async move {
+            let (mut send, mut recv) = connect(&device, &settings).await.unwrap();
+            let [from, to] = [(); 2].map(|()| MemoryRegion::new(&device, BYTES).unwrap());
+            for message in 0..4 {
+                from.write_at(0, &pattern(message, BYTES)).unwrap();
+                // Over TCP a message may start before its receive.
+                if device.info().kind != DeviceKind::Socket {
+                    let mut dropped = pin!(send.isend_async(&from, 0..8, TAG));
+                    let mut context = Context::from_waker(Waker::noop());
+                    assert!(dropped.as_mut().poll(&mut context).is_pending());
+                }
+                let posts = async {
+                    let request = recv.irecv_async(&[(&to, 0..BYTES, TAG)]).await?;
+                    recv.wait_async(&request).await
+                };
+                let sends = async {
+                    let request = send.isend_async(&from, 0..BYTES, TAG).await?;
+                    send.wait_async(&request).await
+                };
+                let (sent, received) = futures::join!(sends, posts);
+                assert_eq!((sent.unwrap(), received.unwrap().sizes()), (BYTES, &[BYTES][..]));
+                assert_eq!(library::content(&to, BYTES), pattern(message, BYTES));
+            }
+        })
+    });
+}
+
+/// Polls both ends of a connection this often, unless one of them is connected before, and drops them.
+fn give_up_after(polls: usize, device: &Device, listener: &Listener, settings: &Settings) {
+    let mut connecting = pin!(SendComm::connect(device, &listener.handle(), settings).unwrap());
+    let mut accepting = pin!(listener.accept_async());
+    let mut context = Context::from_waker(Waker::noop());
+    for _ in 0..polls {
+        if connecting.as_mut().poll(&mut context).is_ready()
+            || accepting.as_mut().poll(&mut context).is_ready()
+        {
+            break;
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn a_connection_that_is_given_up_half_way_leaves_the_listener_to_others() {
+    on_all(|device, settings| {
+        Box::pin(async move {
+            let listener = Listener::bind(&device, &settings).unwrap();
+            for polls in 0..12 {
+                give_up_after(polls, &device, &listener, &settings);
+                let connecting = SendComm::connect(&device, &listener.handle(), &settings).unwrap();
+                // The listener may meet the ends of peers that are gone.
+                let accepting = async {
+                    loop {
+                        let mut recv = listener.accept_async().await.unwrap();
+                        let region = MemoryRegion::new(recv.device(), 8).unwrap();
+                        if recv.recv_async(&region, 0..8, TAG).await.is_ok() {
+                            break;
+                        }
+                    }
+                };
+                let sending = async {
+                    let mut send = connecting.await.unwrap();
+                    let region = MemoryRegion::new(send.device(), 8).unwrap();
+                    send.send_async(&region, 0..8, TAG).await.unwrap();
+                    send
+                };
+                futures::join!(sending, accepting);
             }
         })
     });
@@ -175,7 +250,7 @@ fn a_lost_connection_ends_a_receive_that_waits() {
             let start = Instant::now();
             let error = recv.recv_async(&region, 0..8, TAG).await.unwrap_err();
             assert!(error.is_connection_lost(), "{error}");
-            assert!(start.elapsed() < PATIENCE);
+            assert!(start.elapsed() < TIMEOUT);
             closes.join().unwrap();
         })
     });
@@ -186,7 +261,7 @@ fn started_collectives_are_futures() {
     for (name, executor) in EXECUTORS {
         println!("{name}");
         let at = ([127, 0, 0, 1], 0).into();
-        let hub = Hub::listen(at, PortRange::ANY, 2, None, PATIENCE).unwrap();
+        let hub = Hub::listen(at, PortRange::ANY, 2, None, TIMEOUT).unwrap();
         thread::scope(|scope| {
             for rank in 0..2 {
                 let hub = &hub;
@@ -215,7 +290,7 @@ fn an_event_loop_hears_of_messages_by_a_descriptor() {
         for _ in 0..20 {
             let request = recv.irecv(&[(&to, 0..8, TAG)]).unwrap().unwrap();
             let sender = thread::scope(|scope| {
-                let sender = scope.spawn(|| send.send(&from, 0..8, TAG, PATIENCE).unwrap());
+                let sender = scope.spawn(|| send.send(&from, 0..8, TAG, TIMEOUT).unwrap());
                 loop {
                     let descriptor = recv.arm().unwrap().try_clone_to_owned().unwrap();
                     if recv.test(&request).unwrap().is_some() {

@@ -1,8 +1,9 @@
-//! Packets that leave by one call equal the packets that would leave one by one.
+//! Packets that leave by one call equal the packets that would leave one by one, and requests take turns with
+//! answers.
 
 use invar_core::nic::{SendOpcode, WcStatus};
-use invar_core::roce::HEADERS_BYTES_MAX;
 use invar_core::roce::qp::Transmit;
+use invar_core::roce::{HEADERS_BYTES_MAX, Opcode};
 use invar_testkit::model::roce::{Attr, Peer};
 
 const MESSAGE_BYTES: u32 = 16_000;
@@ -87,4 +88,25 @@ fn transfer(attr: &Attr, operation: SendOpcode, packets_max: u32) {
     assert_eq!(runs.sends(), single.sends());
     assert!(single.sends().iter().all(|(_, status)| *status == WcStatus::SUCCESS));
     assert_eq!(runs.qp.counters(), single.qp.counters());
+}
+
+#[test]
+fn requests_leave_between_the_answers_to_a_peer_that_always_reads() {
+    let attr = Attr::default();
+    let [mut us, mut peer] = [Peer::with_memory(&attr), Peer::with_memory(&attr.peer())];
+    let ask = |us: &mut Peer, peer: &mut Peer| {
+        peer.post(1, SendOpcode::RdmaRead, 16 << 10);
+        peer.transmit_all(0).iter().for_each(|packet| us.receive(0, packet));
+    };
+    ask(&mut us, &mut peer);
+    us.post(2, SendOpcode::RdmaWrite, 8);
+    for sent in 0..1000 {
+        let (transmit, payload) = us.transmit(0).expect("a READ is to be answered");
+        if transmit.headers.bth.opcode == Opcode::WRITE_ONLY {
+            return assert!(sent <= 64, "after {sent} packets");
+        }
+        peer.receive(0, &(transmit, payload));
+        ask(&mut us, &mut peer);
+    }
+    panic!("the request waits for ever");
 }

@@ -1,6 +1,8 @@
 //! Tests queue pairs without acknowledges: unreliable connections and datagrams.
 
-use invar_core::nic::{Access, QpState, QpType, SendOpcode, WcFlags, WcOpcode, WcStatus};
+use invar_core::nic::{
+    Access, QpState, QpTransition, QpType, SendOpcode, WcFlags, WcOpcode, WcStatus,
+};
 use invar_core::roce::qp::{Destination, GRH_BYTES, Transmit};
 use invar_core::roce::{Deth, Foreign, Headers, Opcode, Packet};
 use invar_testkit::model::roce::{Attr, Memory, Peer};
@@ -181,4 +183,20 @@ fn requests_that_an_unreliable_connection_must_not_carry_out_are_dropped() {
     assert!(peer.host.regions[0].bytes.iter().all(|byte| *byte == 1));
     peer.receive(0, &sent);
     assert_eq!(peer.host.regions[0].bytes[..9], [0, 0, 0, 0, 0, 0, 0, 0, 1]);
+}
+
+#[test]
+fn requests_that_have_not_left_complete_as_flushed() {
+    let flushed = WcStatus::WR_FLUSH_ERR;
+    // The memory of the first request is gone.
+    let [mut us, _] = pair(QpType::Ud);
+    (1..=3).for_each(|wr_id| us.post_datagram(wr_id, 8, peer_of_datagrams()));
+    us.host.regions[0].key += 1;
+    assert!(us.transmit_all(0).is_empty());
+    assert_eq!(us.sends(), [(1, WcStatus::LOC_PROT_ERR), (2, flushed), (3, flushed)]);
+    // The queue pair was stopped before.
+    let [mut us, _] = pair(QpType::Ud);
+    us.qp.modify(&QpTransition::Err, &mut us.host).unwrap();
+    (1..=3).for_each(|wr_id| us.post_datagram(wr_id, 8, peer_of_datagrams()));
+    assert_eq!(us.sends(), [(1, flushed), (2, flushed), (3, flushed)]);
 }

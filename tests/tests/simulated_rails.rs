@@ -4,7 +4,7 @@
 use invar_testkit::sim;
 
 /// The number of histories that CI has time for.
-const HISTORIES: u64 = 10_000;
+const HISTORIES: u64 = 20_000;
 
 #[test]
 fn connections_survive_the_loss_of_rails_in_thousands_of_histories() {

@@ -5,8 +5,8 @@ use invar_core::conn::stage::Stage;
 use invar_core::conn::{Stream, StreamError};
 use invar_core::error::{Error, ErrorKind};
 use invar_core::socket::{
-    Connector, HELLO_BYTES, HandshakeSettings, Hello, HelloError, Links, PendingConnections,
-    Refused,
+    HELLO_BYTES, HandshakeSettings, HelloError, Links, PendingConnections, SocketConnector,
+    SocketHello, SocketRefused,
 };
 use invar_testkit::pipe::Pipe;
 use proptest::prelude::*;
@@ -41,16 +41,16 @@ fn caller(pending: &mut PendingConnections<Pipe>, said: &[u8]) -> Pipe {
 
 fn hello(index: u16, sockets: u16, session: u64) -> [u8; HELLO_BYTES] {
     let device = "eth0".try_into().unwrap();
-    Hello { index, sockets, session, device, shares_views: true }.to_bytes()
+    SocketHello { index, sockets, session, device, shares_views: true }.to_bytes()
 }
 
 /// A connector whose peer may be anybody.
-fn connector(sockets: Vec<Pipe>, session: u64) -> Connector<Pipe> {
+fn connector(sockets: Vec<Pipe>, session: u64) -> SocketConnector<Pipe> {
     let sockets = sockets.into_iter().map(|socket| (socket, None));
-    Connector::new(sockets, session, &settings("eth0"), 0)
+    SocketConnector::new(sockets, session, &settings("eth0"), 0)
 }
 
-fn refused(pending: &mut PendingConnections<Pipe>, now_ns: u64) -> Refused {
+fn refused(pending: &mut PendingConnections<Pipe>, now_ns: u64) -> SocketRefused {
     pending.poll(now_ns).map(|links| links.map(|_| ())).unwrap_err()
 }
 

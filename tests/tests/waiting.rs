@@ -9,7 +9,7 @@ use invar_testkit::library;
 use rustix::time::{ClockId, clock_gettime};
 
 const BYTES: usize = 8;
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// The time for which a test waits.
 const WAIT: Duration = Duration::from_secs(1);
 /// The most processor time that such a wait may take: a tenth.
@@ -36,6 +36,7 @@ struct Ends {
     send: invar::SendComm,
     recv: invar::RecvComm,
     region: MemoryRegion,
+    device: Device,
 }
 
 /// Two threads' ends.
@@ -48,18 +49,18 @@ fn pair(settings: &Settings) -> [Ends; 2] {
     let (back, answers) = library::connect(&device, &listener, settings);
     let ends = |send, recv| {
         let region = MemoryRegion::new(&device, BYTES).unwrap();
-        Ends { send, recv, region }
+        Ends { send, recv, region, device: device.clone() }
     };
     [ends(to, answers), ends(back, from)]
 }
 
 impl Ends {
     fn send(&mut self) {
-        self.send.send(&self.region, 0..BYTES, 1, PATIENCE).unwrap();
+        self.send.send(&self.region, 0..BYTES, 1, TIMEOUT).unwrap();
     }
 
     fn recv(&mut self) {
-        self.recv.recv(&self.region, 0..BYTES, 1, PATIENCE).unwrap();
+        self.recv.recv(&self.region, 0..BYTES, 1, TIMEOUT).unwrap();
     }
 }
 
@@ -97,9 +98,41 @@ fn sleeping_ends_are_woken_by_each_message_and_each_posted_receive() {
     }
 }
 
+#[test]
+fn a_long_message_behind_many_short_ones_wakes_both_ends() {
+    // So many bytes went ahead of their buffers that the long message may not.
+    const SHORT: usize = 32 << 10;
+    const LONG: usize = 15 << 18;
+    for transport in ["socket", "soft"] {
+        let [mut ours, mut theirs] = pair(&settings(transport));
+        for ends in [&mut ours, &mut theirs] {
+            ends.region = MemoryRegion::new(&ends.device, LONG).unwrap();
+        }
+        let start = Instant::now();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                for _ in 0..15 {
+                    theirs.recv.recv(&theirs.region, 0..16, 1, TIMEOUT).unwrap();
+                    theirs.recv.recv(&theirs.region, 0..SHORT, 1, TIMEOUT).unwrap();
+                }
+                theirs.recv.recv(&theirs.region, 0..16, 1, TIMEOUT).unwrap();
+                theirs.recv.recv(&theirs.region, 0..LONG, 1, TIMEOUT).unwrap();
+            });
+            for _ in 0..15 {
+                ours.send.send(&ours.region, 0..16, 1, TIMEOUT).unwrap();
+                ours.send.send(&ours.region, 0..SHORT, 1, TIMEOUT).unwrap();
+            }
+            ours.send.send(&ours.region, 0..16, 1, TIMEOUT).unwrap();
+            ours.send.send(&ours.region, 0..LONG, 1, TIMEOUT).unwrap();
+        });
+        let took = start.elapsed();
+        assert!(took < ROUND_TRIPS_WITHIN, "{transport}: {took:?}");
+    }
+}
+
 /// Runs `run` as two ranks.
 fn ranks<R: Send>(settings: &Settings, run: impl Fn(&Communicator) -> R + Sync) -> [R; 2] {
-    let hub = Hub::listen(([127, 0, 0, 1], 0).into(), PortRange::ANY, 2, None, PATIENCE).unwrap();
+    let hub = Hub::listen(([127, 0, 0, 1], 0).into(), PortRange::ANY, 2, None, TIMEOUT).unwrap();
     thread::scope(|scope| {
         let ranks = [0, 1].map(|rank| {
             let (hub, run) = (&hub, &run);

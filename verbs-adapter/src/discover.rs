@@ -81,7 +81,7 @@ impl PortInfo {
 /// The listed ports and the omitted ones.
 #[derive(Clone, Debug, Default)]
 pub struct Listing {
-    /// The ports, in the library's order.
+    /// The ports, by PCI address.
     pub ports: Vec<PortInfo>,
     /// The omitted devices and ports, with the reasons.
     pub omitted: Vec<Omission>,

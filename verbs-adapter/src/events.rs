@@ -11,10 +11,10 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
 use invar_core::nic::PortNotices;
+use invar_linux::own_thread::OwnThread;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
 use crate::device::Opened;
@@ -102,7 +102,7 @@ impl News {
 /// The thread that watches a device; dropping this value ends the thread.
 pub(crate) struct Watcher {
     stop: Arc<OwnedFd>,
-    thread: Option<JoinHandle<()>>,
+    thread: OwnThread,
 }
 
 impl Watcher {
@@ -118,17 +118,17 @@ impl Watcher {
         let name = format!("async {}", opened.name());
         let watch = Watch { opened, news, stop: Arc::clone(&stop), get, ack };
         watch.make_nonblocking()?;
-        let thread = thread::Builder::new().name(name).spawn(move || watch.run())?;
-        Ok(Some(Watcher { stop, thread: Some(thread) }))
+        let thread = OwnThread::start(&name, move || watch.run())?;
+        Ok(Some(Watcher { stop, thread }))
     }
 }
 
 impl Drop for Watcher {
     fn drop(&mut self) {
-        // A write of 8 bytes to an eventfd without other writers does not fail.
-        let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
+        // A child of fork shares the eventfd with its parent, whose thread goes on.
+        if self.thread.is_here() {
+            // A write of 8 bytes to an eventfd without other writers does not fail.
+            let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
         }
     }
 }

@@ -6,11 +6,13 @@ mod transition;
 
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use invar_core::nic::{
-    Access, Ece, Gid, Nic, NicError, PollError, PortAttr, PortNotices, QpCap, QpTransition, RecvWr,
-    Refusal, Refused, SendList, SendWr, Verb, Wc,
+    Access, Ece, Gid, Nic, NicCounters, NicError, PollError, PortAttr, PortNotices, QpCap,
+    QpTransition, RecvWr, Refusal, Refused, SendList, SendWr, Verb, Wc,
 };
 use invar_linux::memory::HostMemory;
 
@@ -19,9 +21,12 @@ use crate::events;
 use crate::gid::{self, GidRules};
 use crate::library::Library;
 use crate::port::{Port, PortError};
-use crate::{OpenError, errno, memlock};
+use crate::{OpenError, errno, memlock, sysfs};
 
 pub use handles::{Cq, Mr, Pd, Qp};
+
+/// The counters are read at most this often.
+const COUNTED_EVERY: Duration = Duration::from_millis(900);
 
 /// Settings to open a port with.
 #[derive(Clone, Debug)]
@@ -34,6 +39,8 @@ pub struct VerbsConfig {
     pub port_num: u8,
     /// Rules for choosing the GID.
     pub gid: GidRules,
+    /// The kernel's sysfs tree, which has the counters (`INVAR_SYSFS`).
+    pub sysfs: PathBuf,
 }
 
 impl VerbsConfig {
@@ -43,7 +50,7 @@ impl VerbsConfig {
         let number = name.rsplit_once(':').and_then(|(device, n)| Some((device, n.parse().ok()?)));
         let (device, port_num) = number.unwrap_or((name, 1));
         let (name, device) = (name.to_owned(), device.to_owned());
-        VerbsConfig { name, device, port_num, gid: GidRules::default() }
+        VerbsConfig { name, device, port_num, gid: GidRules::default(), sysfs: "/sys".into() }
     }
 }
 
@@ -57,6 +64,8 @@ struct Inner {
     /// Address of the peer to reach, if one is set.
     peer: Option<IpAddr>,
     context: Arc<Context>,
+    /// The counters, and when they were read. All connections of the port ask for them.
+    counted: Mutex<Option<(Instant, NicCounters)>>,
 }
 
 impl VerbsNic {
@@ -74,7 +83,7 @@ impl VerbsNic {
         log::info!("{}: port {port_num}, GID {entry} ({why})", config.name);
         memlock::warn();
         let (config, context) = (config.clone(), Arc::new(context));
-        Ok(VerbsNic(Arc::new(Inner { config, peer: None, context })))
+        Ok(VerbsNic(Arc::new(Inner { config, peer: None, context, counted: Mutex::default() })))
     }
 
     /// Registers memory that another driver has exported, such as GPU memory (`ibv_reg_dmabuf_mr`).
@@ -148,12 +157,21 @@ impl Nic for VerbsNic {
         &self.0.config.name
     }
 
+    fn counters(&self) -> NicCounters {
+        let Inner { config: VerbsConfig { device, port_num, sysfs, .. }, counted, .. } = &*self.0;
+        let mut counted = counted.lock().unwrap_or_else(PoisonError::into_inner);
+        let fresh = counted.filter(|(at, _)| at.elapsed() < COUNTED_EVERY);
+        let read = || (Instant::now(), sysfs::counters(sysfs, device, *port_num));
+        counted.insert(fresh.unwrap_or_else(read)).1
+    }
+
     /// Reads the port and chooses its GID anew, because addresses change over time.
     fn query_port(&self) -> Result<PortAttr, NicError> {
-        let Inner { config, peer, context } = &*self.0;
+        let Inner { config, peer, context, .. } = &*self.0;
         let VerbsConfig { name, port_num, gid, .. } = config;
         let port = Port::read(context.opened(), *port_num, gid, *peer).map_err(|error| {
-            log::error!("{name}: {error}");
+            // Whoever asks names the fault; a rail whose device is gone is asked again and again.
+            log::debug!("{name}: {error}");
             match error {
                 PortError::Query { source, .. } => {
                     errno::of(Verb::QueryPort, source.raw_os_error().unwrap_or(0))
@@ -185,7 +203,7 @@ impl Nic for VerbsNic {
     fn towards(&self, peer: IpAddr) -> Self {
         let Inner { config, context, .. } = &*self.0;
         let (config, context) = (config.clone(), Arc::clone(context));
-        VerbsNic(Arc::new(Inner { config, peer: Some(peer), context }))
+        VerbsNic(Arc::new(Inner { config, peer: Some(peer), context, counted: Mutex::default() }))
     }
 
     fn alloc(&self, len: usize) -> Result<HostMemory, NicError> {

@@ -6,11 +6,13 @@
 Needs a GPU with its driver. The checks of NCCL also need PyTorch with CUDA; without it they are left out,
 and the report says so. Exit status: 0 all is well, 1 a check failed, 2 there is no GPU.
 """
+import contextlib
 import ctypes
 import importlib.util
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 
@@ -60,23 +62,29 @@ def output_of(command, variables=()):
     }
     environment.update(variables)
     try:
-        done = subprocess.run(
+        process = subprocess.Popen(
             command,
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            timeout=WITHIN_S,
             text=True,
             errors="replace",
+            # The command's own processes are in its group, and end with it.
+            start_new_session=True,
         )
     except FileNotFoundError as error:
         return 127, str(error)
+    try:
+        text, _ = process.communicate(timeout=WITHIN_S)
     except subprocess.TimeoutExpired as error:
         text = error.stdout or b""
         text = text.decode(errors="replace") if isinstance(text, bytes) else text
         return 124, f"{text}\nno end within {WITHIN_S} s"
-    return done.returncode, done.stdout
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    return process.returncode, text
 
 
 class Report:

@@ -21,6 +21,8 @@ OPS = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv"]
 # Time for the calls of one size, and bounds on their number.
 TIMED_S = 0.3
 ITERS = (3, 200)
+# Time that a rank has to end after another has failed.
+END_WITHIN_S = 10
 
 
 def arguments():
@@ -48,7 +50,21 @@ def launch(args):
         ranks.append(
             subprocess.Popen([sys.executable, __file__, *sys.argv[1:], *flags], env=environment)
         )
+    while any(rank.poll() is None for rank in ranks):
+        if any(rank.poll() for rank in ranks):
+            end(ranks)
+        time.sleep(0.1)
     return max(abs(rank.wait()) for rank in ranks)
+
+
+def end(ranks):
+    """Ends ranks that would wait for one that has failed. First they may say what they saw of it."""
+    until = time.monotonic() + END_WITHIN_S
+    for rank in ranks:
+        try:
+            rank.wait(max(0.0, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            rank.kill()
 
 
 class Ranks:

@@ -8,6 +8,7 @@ pub(crate) mod plot;
 mod plugin;
 mod processors;
 mod protocol;
+mod proxy;
 mod socket;
 mod soft_nic;
 mod soft_verbs;
@@ -61,6 +62,8 @@ enum Group {
     Coll,
     /// The plugin's collNet beside `invar coll`, and beside messages through the plugin in a ring.
     Collnet,
+    /// The example `proxy`, beside the same bytes over connections without a proxy.
+    Proxy,
     /// Collectives of torch.distributed, by gloo and by Invar in the same run. `PYTHON` may name the Python
     /// that has PyTorch.
     Torch,
@@ -95,6 +98,7 @@ pub(crate) fn run(shell: &Shell, args: &Args) -> Result<()> {
                 Group::Socket => socket::run(shell, args)?,
                 Group::Coll => coll::run(shell, args)?,
                 Group::Collnet => collnet::run(shell, args)?,
+                Group::Proxy => proxy::run(shell, args)?,
                 Group::Torch => torch::run(shell, args)?,
             });
         }
@@ -116,6 +120,7 @@ impl Group {
             Group::Socket => socket::LINKS.iter().map(|link| link.name).collect(),
             Group::Coll => coll::cases(),
             Group::Collnet => collnet::cases(),
+            Group::Proxy => proxy::cases(),
             Group::Torch => torch::cases(),
         }
     }

@@ -1,7 +1,8 @@
 //! `cargo xtask docs`: writes the parts of pages that come from code and data.
 //!
-//! The table in `docs/settings.md` comes from the core's settings. The plots of `docs/plots` are drawn
-//! from the values beside them. Then mdBook makes the site of all pages ([`book`]).
+//! The table in `docs/settings.md` comes from the core's settings, and the table in `README.md` from the one
+//! in `docs/nccl.md`. The plots of `docs/plots` are drawn from the values beside them. Then mdBook makes the
+//! site of all pages ([`book`]).
 
 mod book;
 mod links;
@@ -14,16 +15,29 @@ use anyhow::{Context, Result};
 use invar_core::param::{ParamInfo, TABLE};
 
 use crate::bench::plot::{FIGURES, Values};
+use crate::nccl::page;
 use crate::shell::Shell;
+use crate::tool;
 
 const SETTINGS: &str = "docs/settings.md";
 const PLOTS: &str = "docs/plots";
-/// The line before the table. [`END`] is the line after it.
-const BEGIN: &str = "<!-- cargo xtask docs writes this table from core/src/param.rs -->\n";
+const FRONT: &str = "README.md";
+/// The start of the line before a table. [`END`] is the line after it.
+const BEGIN: &str = "<!-- cargo xtask docs writes this table from ";
 const END: &str = "<!-- end of the table -->\n";
 
-/// Writes all generated files again.
-pub(crate) fn run(shell: &Shell) -> Result<()> {
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// First install mdBook, which makes the site, if it is missing.
+    #[arg(long)]
+    install: bool,
+}
+
+/// Writes all generated files again, and builds the site.
+pub(crate) fn run(shell: &Shell, args: &Args) -> Result<()> {
+    if args.install {
+        tool::MDBOOK.install(shell)?;
+    }
     for (path, text) in files(shell.root())? {
         let path = shell.root().join(path);
         fs::write(&path, text).with_context(|| path.display().to_string())?;
@@ -45,7 +59,11 @@ pub(crate) fn check(root: &Path) -> Result<Vec<String>> {
 
 /// The generated files: their paths in the repository and their content.
 fn files(root: &Path) -> Result<Vec<(PathBuf, String)>> {
-    let mut files = vec![(SETTINGS.into(), with_table(&read(&root.join(SETTINGS))?)?)];
+    let mut files = Vec::new();
+    for (path, table) in [(SETTINGS, table()), (FRONT, page::short_table(root)?)] {
+        let text = with_table(&read(&root.join(path))?, &table).context(path)?;
+        files.push((path.into(), text));
+    }
     for figure in &FIGURES {
         let file = |kind: &str| Path::new(PLOTS).join(format!("{}.{kind}", figure.name));
         let values = Values::parse(&read(&root.join(file("csv")))?);
@@ -60,14 +78,12 @@ fn read(path: &Path) -> Result<String> {
 }
 
 /// Replaces the table of the page by the current one.
-fn with_table(page: &str) -> Result<String> {
+fn with_table(page: &str, table: &str) -> Result<String> {
+    let missing = |line: &str| format!("no line starts with {}", line.trim_end());
     let (before, rest) = page.split_once(BEGIN).with_context(|| missing(BEGIN))?;
+    let (source, rest) = rest.split_once('\n').with_context(|| missing(END))?;
     let (_, after) = rest.split_once(END).with_context(|| missing(END))?;
-    Ok(format!("{before}{BEGIN}\n{}\n{END}{after}", table()))
-}
-
-fn missing(line: &str) -> String {
-    format!("{SETTINGS} has no line {}", line.trim_end())
+    Ok(format!("{before}{BEGIN}{source}\n\n{table}\n{END}{after}"))
 }
 
 fn table() -> String {
@@ -91,18 +107,15 @@ mod tests {
 
     #[test]
     fn only_what_stands_between_the_two_lines_is_written() {
-        let page = format!("before\n{BEGIN}an old table\n{END}after\n");
-        let written = with_table(&page).unwrap();
-        assert!(written.starts_with(&format!("before\n{BEGIN}\n| variable |")), "{written}");
-        assert!(
-            written.ends_with(&format!("|\n\n{END}after\n")) && !written.contains("an old table")
-        );
-        assert_eq!(with_table(&written).unwrap(), written);
+        let page = format!("before\n{BEGIN}a file -->\nan old table\n{END}after\n");
+        let written = with_table(&page, "| new |\n").unwrap();
+        assert_eq!(written, format!("before\n{BEGIN}a file -->\n\n| new |\n\n{END}after\n"));
+        assert_eq!(with_table(&written, "| new |\n").unwrap(), written);
     }
 
     #[test]
     fn a_page_without_those_lines_is_refused() {
-        let error = with_table("nothing\n").unwrap_err().to_string();
-        assert!(error.contains("docs/settings.md has no line <!-- cargo xtask docs"), "{error}");
+        let error = with_table("nothing\n", "").unwrap_err().to_string();
+        assert!(error.contains("no line starts with <!-- cargo xtask docs"), "{error}");
     }
 }

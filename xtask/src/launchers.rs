@@ -47,7 +47,9 @@ pub(crate) fn run(shell: &Shell) -> Result<()> {
     bench.host("MPICH", &mpich)?;
     let python = std::env::var("INVAR_BENCH_PYTHON").unwrap_or("python3".to_owned());
     let torchrun = |n: u64| {
-        let flags = "--master_addr 127.0.0.1 --master_port 29517 --no_python --nproc_per_node";
+        // Without the redirection PyTorch 1.13 starts nothing under Python 3.11.
+        let flags = "--master_addr 127.0.0.1 --master_port 29517 --redirects 1 --tee 1 --no_python \
+                     --nproc_per_node";
         shell.command(&format!("{python} -m torch.distributed.run {flags} {n}"))
     };
     bench.host("torchrun", &torchrun)?;

@@ -26,6 +26,7 @@ mod source;
 mod stuck;
 mod tidy;
 mod tool;
+mod torch_tests;
 mod vm;
 mod workspace;
 
@@ -55,7 +56,7 @@ enum Command {
     Tidy,
     /// Write the table of settings from the code, and the plots in docs from their data. Build the site
     /// into target/book.
-    Docs,
+    Docs(docs::Args),
     /// Prove that invar-core needs neither std nor alloc.
     NoStd,
     /// Run the fuzz targets, each for a bounded time.
@@ -75,6 +76,12 @@ enum Command {
     /// Run rdma-core's own Python tests on the software NIC's libibverbs, and print their results. The
     /// tests come from Debian's python3-pyverbs.
     RdmaCore,
+    /// Run PyTorch's own tests of torch.distributed on the backend `invar`, and print their results. The
+    /// tests come from the installed PyTorch.
+    TorchTests {
+        /// Run only the tests with these names.
+        names: Vec<String>,
+    },
     /// Start the command by the launchers of this machine: Open MPI, MPICH, torchrun, and a Slurm of two
     /// nodes in namespaces.
     Launchers,
@@ -97,7 +104,7 @@ fn run(args: Args) -> Result<ExitCode> {
     match args.command {
         Command::Ci(args) => ci::run(&shell, &args),
         Command::Tidy => tidy::run(&shell).map(drop),
-        Command::Docs => docs::run(&shell),
+        Command::Docs(args) => docs::run(&shell, &args),
         Command::NoStd => no_std::run(&shell).map(drop),
         Command::Fuzz(args) => fuzz::run(&shell, &args).map(drop),
         Command::Campaign(args) => campaign::run(&shell, &args),
@@ -106,6 +113,7 @@ fn run(args: Args) -> Result<ExitCode> {
         Command::Plugin => plugin::run(&shell),
         Command::Python => python::run(&shell),
         Command::RdmaCore => rdma_core::run(&shell),
+        Command::TorchTests { names } => torch_tests::run(&shell, &names),
         Command::Launchers => launchers::run(&shell),
         Command::Nccl(args) => nccl::run(&shell, &args),
         Command::Dist(args) => dist::run(&shell, &args),

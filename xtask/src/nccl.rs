@@ -5,7 +5,7 @@
 //! ([`child`]). The trials ([`trial`]) check what NCCL picks, and what it does where the plugin fails.
 
 mod child;
-mod page;
+pub(crate) mod page;
 mod release;
 mod trial;
 

@@ -4,9 +4,8 @@
 //! it cannot.
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::{fs, io};
 
 use anyhow::{Context, Result, bail};
 
@@ -64,12 +63,20 @@ pub(crate) fn step(shell: &Shell) -> Result<Outcome> {
     let device = shell.read(python(&["-c", LAST_DEVICE]))?;
     let mut tests = python(&["tests/run_tests.py", "--gid", "0", "-v", "--dev"]);
     tests.arg(device.trim());
-    let report = parse(&output(tests)?);
+    let output = tests.output()?;
+    let [said, more] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
+    let text = said + &*more;
+    let report = parse(&text);
     report.print();
-    match report.failures.len() {
-        0 => Ok(Outcome::Passed),
-        failed => bail!("{failed} tests failed"),
+    if !report.failures.is_empty() {
+        bail!("{} tests failed", report.failures.len());
     }
+    if report.passed() == 0 || !output.status.success() || !text.contains("\nRan ") {
+        // Python has ended early, by a signal or an error of its own.
+        let last: Vec<&str> = text.lines().rev().take(20).collect();
+        bail!("{}: {}", output.status, last.into_iter().rev().collect::<Vec<_>>().join("\n"));
+    }
+    Ok(Outcome::Passed)
 }
 
 /// Copies the tests, and unpacks those that Debian has compressed.
@@ -90,14 +97,6 @@ fn unpack(shell: &Shell, folder: &Path) -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// Runs the tests and returns what they say. A failed test makes the program fail too.
-fn output(mut tests: Command) -> io::Result<String> {
-    let output = tests.output()?;
-    Ok([output.stdout, output.stderr]
-        .map(|text| String::from_utf8_lossy(&text).into_owned())
-        .concat())
 }
 
 /// Reads the lines of Python's unittest: the name of a test with its file, then the first line of its
@@ -144,6 +143,10 @@ impl Report {
 }
 
 impl Report {
+    fn passed(&self) -> usize {
+        self.rows.values().map(|row| row.passed).sum()
+    }
+
     fn print(&self) {
         println!("| tests | passed | skipped | failed |\n|---|---|---|---|");
         for (file, Row { passed, failed, skipped }) in &self.rows {

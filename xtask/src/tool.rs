@@ -28,11 +28,11 @@ impl Tool {
     pub(crate) fn require(&self, shell: &Shell) -> Result<()> {
         if !self.is_installed(shell) {
             bail!(
-                "{} is missing: cargo install --locked {}@{}{}",
+                "{} is missing: cargo install --locked {}@{}, or cargo xtask {} --install",
                 self.name,
                 self.name,
                 self.version,
-                if self.name.starts_with("cargo-") { ", or cargo xtask ci --install" } else { "" }
+                if self.name.starts_with("cargo-") { "ci" } else { "docs" }
             );
         }
         Ok(())

@@ -40,7 +40,7 @@ fn of(args: &Args) -> Options {
         ("--iters", iters.map_or("not given".to_owned(), |iters| iters.to_string())),
         ("--warmup", warmup.to_string()),
         ("--type", data_type.name().to_owned()),
-        ("--op", redop.name().to_owned()),
+        ("--redop", redop.name().to_owned()),
         ("--root-rank", root_rank.to_string()),
         ("--no-check", if *no_check { "given" } else { "not given" }.to_owned()),
     ];
@@ -96,13 +96,13 @@ mod tests {
 
     #[test]
     fn the_first_difference_is_told_with_both_ranks() {
-        let zero = options(&[("--op", "sum"), ("--type", "float")]);
+        let zero = options(&[("--redop", "sum"), ("--type", "float")]);
         let alike = [zero.clone(), zero.clone()];
         assert_eq!(difference(&alike), None);
-        let half = options(&[("--op", "sum"), ("--type", "half")]);
+        let half = options(&[("--redop", "sum"), ("--type", "half")]);
         let text = difference(&[zero.clone(), zero.clone(), half]).unwrap();
         assert!(text.contains("--type is float at rank 0 and half at rank 2"), "{text}");
-        let text = difference(&[zero, options(&[("--op", "sum")])]).unwrap();
+        let text = difference(&[zero, options(&[("--redop", "sum")])]).unwrap();
         assert!(text.contains("--type is float at rank 0 and unknown at rank 1"), "{text}");
     }
 }

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use invar_core::param::TABLE;
+
 use super::report::{Finding, Report, Severity};
 use crate::perf::about::About;
 use crate::perf::probe::ClockOffset;
@@ -31,14 +33,17 @@ pub(super) fn tell(addr: &str, ours: &About, theirs: &About, report: &mut Report
     }
     let names: BTreeSet<&String> = ours.settings.keys().chain(theirs.settings.keys()).collect();
     for name in names {
-        let [here, there] = [ours, theirs].map(|end| end.settings.get(name));
+        let default = TABLE.iter().find(|row| row.name == name).map_or("", |row| row.default);
+        let [here, there] = [ours, theirs].map(|end| {
+            let value = end.settings.get(name).map_or(default, String::as_str);
+            if value.is_empty() { "not set" } else { value }
+        });
         if here == there {
             continue;
         }
-        let shown = |value: Option<&String>| value.map_or("not set", |value| value).to_owned();
         find(
             "setting-differs",
-            format!("{name} is {} there, and {} here", shown(there), shown(here)),
+            format!("{name} is {there} there, and {here} here"),
             "connections fail, or each direction works in another way",
             format!("export {name}=VALUE   # the same value for the processes of both hosts"),
         );
@@ -96,7 +101,11 @@ mod tests {
             ]
         );
         let wire = &report.finding("setting-differs").what;
-        assert_eq!(wire, "INVAR_WIRE is not set there, and nccl-2.14 here");
+        assert_eq!(wire, "INVAR_WIRE is invar there, and nccl-2.14 here");
+        // Who sets the default differs from nobody.
+        let mut report = Report::default();
+        tell("node8", &end("0.1.0", &[("NCCL_IB_TIMEOUT", "20")]), &end("0.1.0", &[]), &mut report);
+        assert_eq!(report.short(), [""; 0]);
     }
 
     #[test]

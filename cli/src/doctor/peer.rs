@@ -14,6 +14,7 @@ use super::losses::Losses;
 use super::report::{Finding, Report, Severity};
 use crate::failure::Failure;
 use crate::perf::about::About;
+use crate::perf::may_reach;
 use crate::perf::probe::{Peer, Tried};
 
 /// The name under which the findings stand.
@@ -147,7 +148,7 @@ pub(super) fn check(
 ) -> Result<Vec<Tries>, Failure> {
     report.begin(NAME);
     let mut devices = Device::survey(settings)?.devices;
-    devices.retain(|info| settings.takes(info.kind));
+    devices.retain(|info| settings.takes(info.kind) && may_reach(info));
     let own = About::here(settings);
     let mut peers = Vec::new();
     let mut hosts = Vec::new();

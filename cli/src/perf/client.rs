@@ -2,7 +2,6 @@
 
 use std::hash::{BuildHasher, RandomState};
 use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
 use std::time::Duration;
 
 use invar::{Device, DeviceInfo, DeviceKind, Listener, Settings};
@@ -21,7 +20,7 @@ use super::report::{Header, Report, Row};
 use super::session::{AnyLink, Session};
 use super::{choose, settings_for};
 use crate::failure::{Failure, line};
-use crate::output::Outputs;
+use crate::output::{OutputFile, Outputs};
 
 /// Time between two polls of connections that are not complete.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
@@ -30,7 +29,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(1);
 #[derive(Default)]
 pub(super) struct Extras {
     /// The file for a picture.
-    pub(super) plot: Option<PathBuf>,
+    pub(super) plot: Option<OutputFile>,
     /// Whether to print the distribution of half round trips.
     pub(super) histogram: bool,
 }
@@ -68,7 +67,7 @@ pub(super) fn run(
     job: &Job,
     load: Option<Load>,
     outputs: Outputs,
-    extras: Extras,
+    mut extras: Extras,
     server: &[SocketAddr],
 ) -> Result<Measured, Failure> {
     let mut control = Control::connect(server)?;
@@ -93,8 +92,8 @@ pub(super) fn run(
     });
     let (header, rows) = report.finish(result.is_ok())?;
     let wrong = result?;
-    if let (Some(path), Some(header)) = (&extras.plot, &header) {
-        plot::write(path, header, &rows)?;
+    if let (Some(file), Some(header)) = (&mut extras.plot, &header) {
+        plot::write(file, header, &rows)?;
     }
     Ok(Measured { wrong, header, rows })
 }

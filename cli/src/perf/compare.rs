@@ -1,23 +1,26 @@
 //! `invar perf --compare`: two JSON files side by side.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::path::Path;
 
 use serde::Deserialize;
+use serde_json::Value;
 
 use super::operation::Op;
 use crate::failure::{Failure, line};
 use crate::output::print;
 
-/// The part of a JSON file that is compared.
+/// A JSON file.
 #[derive(Deserialize)]
 struct Results {
     #[serde(default)]
     op: Op,
-    transport: String,
     rows: Vec<Row>,
+    /// The other values that all rows share, by name.
+    #[serde(flatten)]
+    head: BTreeMap<String, Value>,
 }
 
 #[derive(Deserialize)]
@@ -58,12 +61,15 @@ fn read(path: &Path) -> Result<Results, Failure> {
 fn table(head: &str, before: &Results, after: &Results) -> Result<String, Failure> {
     let of: BTreeMap<u32, &Row> = after.rows.iter().map(|row| (row.size, row)).collect();
     let mut lines: Vec<String> = head.lines().map(|text| line(&text)).collect();
-    if before.transport != after.transport {
-        let text = format!("# transport {} before, {} after", before.transport, after.transport);
-        lines.push(line(&text));
-    }
     if before.op != after.op {
         lines.push(format!("# op {} before, {} after", before.op.name(), after.op.name()));
+    }
+    let names: BTreeSet<&String> = before.head.keys().chain(after.head.keys()).collect();
+    for name in names {
+        let [before, after] = [before, after].map(|results| shown(results.head.get(name)));
+        if before != after {
+            lines.push(line(&format_args!("# {name} {before} before, {after} after")));
+        }
     }
     let latency = before.op.latency_is_of();
     lines
@@ -95,6 +101,14 @@ fn table(head: &str, before: &Results, after: &Results) -> Result<String, Failur
     Ok(lines.join("\n"))
 }
 
+fn shown(value: Option<&Value>) -> String {
+    match value {
+        None | Some(Value::Null) => "none".to_owned(),
+        Some(Value::String(text)) => text.clone(),
+        Some(other) => other.to_string(),
+    }
+}
+
 fn change(before: f64, after: f64) -> String {
     if before > 0.0 { format!("{:.3}", after / before) } else { "N/A".to_owned() }
 }
@@ -109,11 +123,7 @@ mod tests {
             time_us,
             latency_us: Latency { p50, p99 },
         };
-        Results {
-            op: Op::Message,
-            transport: "soft".to_owned(),
-            rows: rows.iter().map(row).collect(),
-        }
+        Results { op: Op::Message, rows: rows.iter().map(row).collect(), head: BTreeMap::new() }
     }
 
     #[test]
@@ -129,6 +139,35 @@ mod tests {
         assert_eq!(rows[0], ["8", "2.00", "1.00", "0.500", "4.00", "6.00", "1.500", "1.000"]);
         assert_eq!(rows[1], ["32", "1.00", "3.00", "3.000", "0.00", "1.00", "N/A", "1.500"]);
         assert_eq!(rows.len(), 2);
+    }
+
+    #[test]
+    fn values_of_the_heads_that_differ_are_named() {
+        let read = |head: &str| -> Results {
+            let row = r#"{"size": 8, "time_us": 2.0, "latency_us": {"p50": 4.0, "p99": 8.0}}"#;
+            serde_json::from_str(&format!(r#"{{{head}, "rows": [{row}]}}"#)).unwrap()
+        };
+        let before = read(
+            r#""version": "0.1.0", "transport": "soft", "path_mtu": 4096, "window": 32, "nic": "a\nb""#,
+        );
+        let after = read(
+            r#""version": "0.1.0", "transport": "socket", "path_mtu": null, "window": 8, "op": "send",
+               "bidirectional": true"#,
+        );
+        let text = table("# a", &before, &after).unwrap();
+        let said: Vec<&str> = text.lines().filter(|line| line.contains(" before, ")).collect();
+        assert_eq!(
+            said,
+            [
+                "# op message before, send after",
+                "# bidirectional none before, true after",
+                "# nic a b before, none after",
+                "# path_mtu 4096 before, none after",
+                "# transport soft before, socket after",
+                "# window 32 before, 8 after",
+            ]
+        );
+        assert!(!table("# a", &before, &before).unwrap().contains(" before, "));
     }
 
     #[test]

@@ -45,6 +45,9 @@ pub(super) struct Job {
     pub(super) pcap: Option<File>,
 }
 
+/// The most time between two messages.
+const PACE_MAX: Duration = Duration::from_secs(5);
+
 impl Job {
     pub(super) fn new(args: &Args, settings: &Settings) -> Result<Self, Failure> {
         args.sizes.check()?;
@@ -70,7 +73,7 @@ impl Job {
         let flags = [("--qps", args.qps.is_some()), ("--adaptive-routing", args.adaptive_routing)];
         let pcap = args.pcap.as_deref().map(created).transpose()?;
         check_op(args)?;
-        Ok(Job {
+        let job = Job {
             op: args.op,
             pcap,
             of_queue_pairs: flags.into_iter().find_map(|(flag, is_given)| is_given.then_some(flag)),
@@ -88,7 +91,13 @@ impl Job {
             window: args.window,
             recvs: args.recvs,
             check: !args.no_check,
-        })
+        };
+        match job.sizes.iter().find(|size| job.pace(**size).is_some_and(|pace| pace > PACE_MAX)) {
+            None => Ok(job),
+            Some(size) => Err(Failure::usage(format_args!(
+                "--rate: at this rate {size} bytes take more than {PACE_MAX:?}, as if the sender were stuck"
+            ))),
+        }
     }
 
     /// A measurement of a few short and long messages between two devices.

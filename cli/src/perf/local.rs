@@ -9,7 +9,7 @@ use std::{env, process, thread};
 use invar::{Device, DeviceKind, Settings};
 
 use super::server::LISTENING;
-use super::{Args, is_hardware, named};
+use super::{Args, is_hardware, may_reach, named};
 use crate::failure::Failure;
 use crate::parent::await_children;
 
@@ -77,6 +77,7 @@ fn address(args: &Args, settings: &Settings) -> Result<IpAddr, Failure> {
     }
     let mut devices = Device::survey(settings)?.devices;
     devices.retain(|info| settings.takes(info.kind) || info.kind == DeviceKind::Soft);
+    devices.retain(may_reach);
     let used = match &args.nic {
         Some(name) => Some(named(name, settings)?),
         None => devices.iter().find(|info| is_hardware(info)).cloned(),

@@ -53,7 +53,7 @@ impl Link {
         let Link { send, recv, outgoing, incoming, .. } = self;
         let (mut sending, mut receiving) = (None, None);
         let (mut sent, mut received) = (false, false);
-        patiently(|| {
+        until(|| {
             if receiving.is_none() {
                 receiving = recv.irecv(&[(incoming, 0..0, 0)])?;
             }
@@ -103,7 +103,7 @@ impl Link {
             }
         }
         let used = stretch.end();
-        patiently(|| Ok(self.recv.test(&all_there)?))?;
+        until(|| Ok(self.recv.test(&all_there)?))?;
         Ok(used)
     }
 
@@ -132,7 +132,7 @@ impl Link {
         }
         let (wrong, used) = (receiving.wrong, stretch.end());
         let Link { send, outgoing, all_there, .. } = self;
-        *all_there = Some(patiently(|| Ok(send.isend(outgoing, 0..0, 0)?))?);
+        *all_there = Some(until(|| Ok(send.isend(outgoing, 0..0, 0)?))?);
         Ok((wrong, used))
     }
 
@@ -172,7 +172,7 @@ impl Link {
         }
         let (wrong, used) = (receiving.wrong, stretch.end());
         let (mut has_started, mut has_left) = (false, false);
-        patiently(|| {
+        until(|| {
             match all_there {
                 Some(sent) => has_left = send.test(sent)?.is_some(),
                 None if !has_started => *all_there = send.isend(outgoing, 0..0, 0)?,
@@ -209,7 +209,7 @@ impl Link {
 
     fn post_empty(&mut self) -> Result<Request, Failure> {
         let Link { recv, incoming, .. } = self;
-        patiently(|| Ok(recv.irecv(&[(incoming, 0..0, 0)])?))
+        until(|| Ok(recv.irecv(&[(incoming, 0..0, 0)])?))
     }
 
     /// Sends single messages that come back. Calls `took` with the time of each round trip, and returns
@@ -272,31 +272,31 @@ impl Link {
         }
         let Link { recv, incoming, .. } = self;
         let bufs = [(&*incoming, 0..pass.size as usize, 0)];
-        patiently(|| Ok(recv.irecv(&bufs)?)).map(Some)
+        until(|| Ok(recv.irecv(&bufs)?)).map(Some)
     }
 
     fn start(&mut self, pass: &Pass) -> Result<Request, Failure> {
         let Link { send, outgoing, .. } = self;
-        patiently(|| Ok(send.isend(outgoing, 0..pass.size as usize, 0)?))
+        until(|| Ok(send.isend(outgoing, 0..pass.size as usize, 0)?))
     }
 
     /// Waits until a message is sent, if there is one.
     fn finish(&mut self, sent: Option<Request>) -> Result<(), Failure> {
         let Some(sent) = sent else { return Ok(()) };
-        patiently(|| Ok(self.send.test(&sent)?)).map(|_| ())
+        until(|| Ok(self.send.test(&sent)?)).map(|_| ())
     }
 
     /// Waits for a message, and returns by how many bytes its length is wrong.
     fn arrived(&mut self, pass: &Pass, posted: &Option<Request>) -> Result<u64, Failure> {
         let Some(posted) = posted else { return Ok(0) };
-        let received = patiently(|| Ok(self.recv.test(posted)?))?;
+        let received = until(|| Ok(self.recv.test(posted)?))?;
         Ok(received.sizes().iter().map(|got| got.abs_diff(pass.size as usize) as u64).sum())
     }
 }
 
 /// Asks until there is an answer.
 #[inline]
-fn patiently<T>(mut ask: impl FnMut() -> Result<Option<T>, Failure>) -> Result<T, Failure> {
+fn until<T>(mut ask: impl FnMut() -> Result<Option<T>, Failure>) -> Result<T, Failure> {
     let mut stall = StallTimer::default();
     loop {
         if let Some(answer) = ask()? {

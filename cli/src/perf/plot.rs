@@ -1,8 +1,6 @@
 //! `invar perf --plot`: the results as a picture.
 
 use std::error::Error;
-use std::fs;
-use std::path::Path;
 
 use plotters::coord::Shift;
 use plotters::prelude::*;
@@ -10,6 +8,7 @@ use plotters::prelude::*;
 use super::operation::Op;
 use super::report::{Header, Row};
 use crate::failure::Failure;
+use crate::output::OutputFile;
 use crate::size::show;
 
 const SIZE: (u32, u32) = (900, 720);
@@ -20,12 +19,10 @@ type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type Drawn<'a> = Result<(), Box<dyn Error + 'a>>;
 
 /// Writes an SVG with the bandwidth and the half round trips by size.
-pub(super) fn write(path: &Path, header: &Header, rows: &[Row]) -> Result<(), Failure> {
-    let failed =
-        |error: &dyn std::fmt::Display| Failure::new(format_args!("{}: {error}", path.display()));
+pub(super) fn write(file: &mut OutputFile, header: &Header, rows: &[Row]) -> Result<(), Failure> {
     let mut svg = String::new();
-    draw(&mut svg, &title(header), header.op, rows).map_err(|error| failed(&error))?;
-    fs::write(path, svg + "\n").map_err(|error| failed(&error))
+    draw(&mut svg, &title(header), header.op, rows).map_err(Failure::new)?;
+    file.replace(&svg)
 }
 
 fn title(header: &Header) -> String {

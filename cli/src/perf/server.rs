@@ -23,7 +23,7 @@ use super::message::{
 };
 use super::op::OpLink;
 use super::pattern::Flow;
-use super::{choose, settings_for};
+use super::{choose, may_reach, settings_for};
 use crate::failure::Failure;
 use crate::logger::tell;
 use crate::output::print;
@@ -111,7 +111,7 @@ struct Transports {
 /// The devices of this host that clients may ask for.
 fn offers(nic: Option<&str>, settings: &Settings) -> Result<Vec<Offer>, Failure> {
     let devices = Device::survey(settings)?.devices.into_iter();
-    let devices = devices.filter(|info| settings.takes(info.kind));
+    let devices = devices.filter(|info| settings.takes(info.kind) && may_reach(info));
     let devices = devices.filter(|info| nic.is_none_or(|nic| nic == info.name));
     Ok(devices.filter_map(|info| Offer::of(&info)).take(OFFERS_MAX).collect())
 }

@@ -103,7 +103,7 @@ fn ranks_with_different_flags_all_name_the_first_difference() {
     for (flags, says) in [
         (&["-n", "21"][..], "--iters is 20 at rank 0 and 21 at rank 1;"),
         (&["-n", "20", "-d", "int8"], "--type is float at rank 0 and int8 at rank 1;"),
-        (&["-n", "20", "-o", "max"], "--op is sum at rank 0 and max at rank 1;"),
+        (&["-n", "20", "-o", "max"], "--redop is sum at rank 0 and max at rank 1;"),
     ] {
         let root = unused::address().to_string();
         let two = Run::start(rank(&root, 2, 3, "a word").args(FEW));

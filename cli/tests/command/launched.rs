@@ -81,3 +81,12 @@ fn what_a_launcher_says_wrong_is_named() {
         outcome.line()
     );
 }
+
+#[test]
+fn a_pod_that_does_not_know_the_number_of_pods_measures_nothing() {
+    for args in [&COLL[..], &["perf", "-b", "8", "-e", "8", "-n", "5"]] {
+        let outcome = Run::start(invar(args).env("JOB_COMPLETION_INDEX", "0")).wait();
+        assert_eq!((outcome.status, outcome.stdout.as_str()), (Some(2), ""));
+        assert!(outcome.line().contains("add WORLD_SIZE"), "{}", outcome.line());
+    }
+}

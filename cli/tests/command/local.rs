@@ -1,5 +1,7 @@
 //! `invar perf` with a second process of its own.
 
+use invar_testkit::unused;
+
 use crate::*;
 
 #[test]
@@ -91,6 +93,19 @@ fn json_goes_into_a_file_and_the_table_to_stdout() {
     let is_row = |line: &&str| !line.starts_with('#');
     assert_eq!(outcome.ok().stdout.lines().filter(is_row).count(), 1);
     assert_eq!(outcome.stderr, "");
+}
+
+#[test]
+fn a_run_that_fails_leaves_the_results_of_the_last_one() {
+    let file = std::env::temp_dir().join(format!("invar-kept-{}.json", std::process::id()));
+    std::fs::write(&file, "the results of last week\n").unwrap();
+    let connect = unused::address().to_string();
+    let outcome = run(&["perf", "--connect", &connect, "--json", file.to_str().unwrap()]);
+    let text = std::fs::read_to_string(&file).unwrap();
+    std::fs::remove_file(&file).unwrap();
+    assert_eq!((outcome.status, text.as_str()), (Some(3), "the results of last week\n"));
+    let outcome = run(&["perf", "--connect", &connect, "--plot", "/nowhere/x.svg"]);
+    assert!(outcome.line().starts_with("invar: creating /nowhere/x.svg: "), "{}", outcome.stderr);
 }
 
 #[test]

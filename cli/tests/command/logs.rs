@@ -5,7 +5,12 @@ use crate::*;
 /// Runs a short `invar perf` on the software NIC with these variables, and returns the log.
 fn log_of(variables: &[(&str, &str)]) -> String {
     let mut command = invar(&["perf", "-b", "8", "-e", "8", "-n", "10"]);
-    command.env("INVAR_TRANSPORT", "soft").envs(variables.iter().copied());
+    command.env("INVAR_TRANSPORT", "soft");
+    log_of_run(command, variables)
+}
+
+fn log_of_run(mut command: Command, variables: &[(&str, &str)]) -> String {
+    command.envs(variables.iter().copied());
     let outcome = Run::start(&mut command).wait();
     outcome.ok();
     outcome.stderr
@@ -24,6 +29,32 @@ fn nccls_variables_choose_level_and_subsystems() {
     assert_eq!(count(&warn, "connected"), 0, "{warn}");
     let debug = log_of(&[("INVAR_LOG", "debug")]);
     assert!(count(&debug, "the handshake") >= 8, "{debug}");
+}
+
+#[test]
+fn connections_over_tcp_log_their_ends_and_the_steps_of_the_handshake() {
+    let run = |level| {
+        let variables = [("INVAR_TRANSPORT", "socket"), ("INVAR_LOG", level)];
+        log_of_run(invar(&["perf", "-b", "8", "-e", "8", "-n", "10"]), &variables)
+    };
+    let info = run("info");
+    for side in ["connect: connected over ", "accept: connected over "] {
+        let ends = |line: &&str| line.contains(side) && line.contains(" to peer ");
+        assert!(info.lines().any(|line| ends(&line)), "{side}: {info}");
+    }
+    assert!(!info.contains("the handshake"), "{info}");
+    let debug = run("debug");
+    let steps = debug.lines().filter(|line| line.contains("the handshake")).count();
+    assert!(steps >= 5 && debug.contains("the hello of socket 0 of "), "{debug}");
+}
+
+#[test]
+fn a_rank_logs_by_what_it_reaches_the_others() {
+    let log = log_of_run(
+        invar(&["coll", "all_reduce", "-b", "8", "-e", "8", "-n", "1"]),
+        &[("INVAR_LOG", "info")],
+    );
+    assert!(log.contains("rank 0 of ") && log.contains(" channels over shared memory"), "{log}");
 }
 
 #[test]

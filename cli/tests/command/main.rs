@@ -14,6 +14,7 @@ mod metrics;
 mod namespaces;
 mod ops;
 mod ports;
+mod recorders;
 mod refusals;
 mod run;
 mod settings;

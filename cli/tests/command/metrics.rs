@@ -14,10 +14,10 @@ use invar_testkit::wait::until;
 use crate::*;
 
 /// A directory for the recorders and metrics of a test, and the transport of its runs.
-struct Dir(PathBuf, &'static str);
+pub(crate) struct Dir(pub(crate) PathBuf, &'static str);
 
 impl Dir {
-    fn new(name: &str) -> Self {
+    pub(crate) fn new(name: &str) -> Self {
         Dir::over("soft", name)
     }
 
@@ -29,7 +29,7 @@ impl Dir {
     }
 
     /// A run whose recorders are in this directory.
-    fn invar(&self, args: &[&str]) -> Command {
+    pub(crate) fn invar(&self, args: &[&str]) -> Command {
         let mut command = invar(args);
         command.env("XDG_RUNTIME_DIR", &self.0).env("INVAR_TRANSPORT", self.1);
         command
@@ -43,7 +43,7 @@ impl Drop for Dir {
 }
 
 /// A run of `invar perf` between two processes, which ends when the test does.
-fn perf(dir: &Dir, metrics: &str) -> [Run; 2] {
+pub(crate) fn perf(dir: &Dir, metrics: &str) -> [Run; 2] {
     let mut command = dir.invar(&["perf", "--server", "127.0.0.1:0"]);
     let (server, addr) = server(command.env("INVAR_METRICS", metrics));
     let args = ["perf", "--connect", &addr, "-b", "64K", "-e", "64K", "-n", "100000000"];
@@ -97,11 +97,42 @@ fn a_run_writes_its_metrics_to_a_file() {
     assert!(read().ends_with("# EOF\n"));
 }
 
+/// The label of a run's process.
+fn pid(run: &Run) -> String {
+    format!("pid=\"{}\"", run.0.id())
+}
+
+#[test]
+fn a_run_shows_processes_that_keep_their_recorders_elsewhere() {
+    let dir = Dir::new("elsewhere");
+    let addr = unused::address().to_string();
+    let mut command = dir.invar(&["perf", "--server", "127.0.0.1:0"]);
+    let (_server, at) = server(command.env("INVAR_METRICS", &addr));
+    let args = ["perf", "--connect", &at, "-b", "64K", "-e", "64K", "-n", "100000000"];
+    let client =
+        Run::start(invar(&args).env_remove("XDG_RUNTIME_DIR").env("INVAR_TRANSPORT", "soft"));
+    let parts = ["invar_sent_bytes_total{", &pid(&client)];
+    until("the client", || scrape(&addr).is_some_and(|text| sample(&text, &parts) > Some(1e6)));
+}
+
+#[test]
+fn the_file_of_metrics_goes_when_the_process_ends_in_order() {
+    let dir = Dir::new("ends");
+    let file = dir.0.join("invar.prom");
+    let mut command = dir.invar(&["perf", "--server", "127.0.0.1:0"]);
+    let (_server, at) = server(&mut command);
+    let args = ["perf", "--connect", &at, "-b", "64K", "-e", "64K", "-n", "100"];
+    let place = format!("file:{}", file.display());
+    let mut client = dir.invar(&args);
+    Run::start(client.env("INVAR_METRICS", place)).wait().ok();
+    assert!(!file.exists());
+}
+
 #[test]
 fn a_run_over_tcp_shows_both_ends_and_no_counters_of_a_nic() {
     let dir = Dir::over("socket", "tcp");
     let file = dir.0.join("invar.prom");
-    let _runs = perf(&dir, &format!("file:{}", file.display()));
+    let runs = perf(&dir, &format!("file:{}", file.display()));
     let read = || fs::read_to_string(&file).unwrap_or_default();
     for (metric, role) in [
         ("invar_sent_bytes_total{", "sender"),
@@ -110,7 +141,10 @@ fn a_run_over_tcp_shows_both_ends_and_no_counters_of_a_nic() {
     ] {
         until(metric, || sample(&read(), &[metric, role]) >= Some(1.0));
     }
-    assert!(!read().contains("invar_device_sent_bytes_total{"), "{}", read());
+    let is_of_run = |line: &&str| runs.iter().any(|run| line.contains(&pid(run)));
+    let text = read();
+    let of_device = |line: &&str| line.starts_with("invar_device_sent_bytes_total{");
+    assert!(!text.lines().filter(is_of_run).any(|line| of_device(&line)), "{text}");
     let text = Run::start(&mut dir.invar(&["top", "--once"])).wait().ok().stdout.clone();
     assert!(text.contains("sender") && text.contains("receiver"), "{text}");
 }

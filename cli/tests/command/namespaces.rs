@@ -153,6 +153,18 @@ fn ranks_go_over_the_interface_that_is_named_and_else_where_the_rendezvous_is() 
 }
 
 #[test]
+fn ranks_run_over_the_rails_that_their_device_names() {
+    let Some(hosts) = Hosts::or_skip(1500) else { return };
+    hosts.add_cable("v1", 1500, ["198.51.100.1", "198.51.100.2"]).unwrap();
+    let args = ["coll", "all_reduce", "-e", "1M", "-n", "5", "--nic", "soft0+soft1"];
+    let mut command = invar(&hosts, 0, &args);
+    command.env("INVAR_TRANSPORT", "soft").env("NCCL_SHM_DISABLE", "1").env("INVAR_LOG", "info");
+    let outcome = Run::start(&mut command).wait();
+    let rails = "soft0+soft1: each connection runs over soft0 on v0, soft1 on v1";
+    assert!(outcome.ok().stderr.contains(rails), "{}", outcome.stderr);
+}
+
+#[test]
 fn ranks_of_a_host_whose_loopback_is_ipv6_alone_meet_there() {
     let Some(hosts) = Hosts::or_skip(1500) else { return };
     hosts.ip(0, "addr del 127.0.0.1/8 dev lo").unwrap();

@@ -10,7 +10,7 @@ use super::{Run, invar, run};
 fn library(name: &str) -> PathBuf {
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
     let path = folder.join(format!("{}-{name}", std::process::id()));
-    fs::write(&path, "").unwrap();
+    fs::write(&path, b"\x7fELF\0ibv_get_device_list\0").unwrap();
     path
 }
 
@@ -19,6 +19,9 @@ fn a_missing_library_or_program_is_named() {
     let outcome = run(&["run", "--library", "/nowhere/x.so", "--", "true"]);
     assert_eq!(outcome.status, Some(2));
     assert_eq!(outcome.line(), "invar: --library /nowhere/x.so: no such file");
+    let outcome = run(&["run", "--library", "/etc/passwd", "--", "true"]);
+    assert_eq!(outcome.status, Some(2));
+    assert_eq!(outcome.line(), "invar: --library /etc/passwd: it is no libibverbs");
     let there = library("there.so");
     let outcome =
         run(&["run", "--library", there.to_str().unwrap(), "--", "/nowhere/program", "-x"]);

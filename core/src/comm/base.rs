@@ -10,16 +10,17 @@ use core::ptr;
 use super::Request;
 use super::control::Control;
 use super::fast::Fast;
+use super::flush::ReadFailure;
 use super::line::Line;
 use super::rails::Rails;
 use super::recovery::Recovery;
 use super::route::Route;
-use crate::conn::{CommSettings, Exchange, Parts, Stream, StreamError, Verbs, rail_of};
+use crate::conn::{CommSettings, Exchange, Parts, Stream, StreamError, Verbs, Wire, rail_of};
 use crate::error::{CompletionError, Ends, Error, Report, Suspicion};
 use crate::metrics::EndNumbers;
 use crate::nic::{Nic, NicError, PollError, Refusal, Refused, SendWr, Verb, Wc, WcStatus};
 use crate::request::{Progress, RequestRing};
-use crate::stall::{self, Counts, PathRows, PathVerdict, PathWatch, Role, patience_ns};
+use crate::stall::{self, Counts, OwnNetwork, PathRows, PathVerdict, PathWatch, Role};
 
 /// The largest number of completions taken in one poll.
 const POLL_BATCH: usize = 32;
@@ -61,7 +62,7 @@ pub(super) struct Base<N: Nic, S, R, T, const REQS: usize> {
     /// The gate that a recovery restores.
     pub(super) resume: Gate,
     /// The error that ended the connection, when the gate is `Closed` or `Failed`.
-    end: Option<Error>,
+    pub(super) end: Option<Error>,
     /// The error of the call that failed last.
     error: Option<Error>,
     /// The route may own a queue pair, so it is declared, and released, before the completion queue.
@@ -97,6 +98,13 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         let shares_views = peer.as_ref().is_some_and(|peer| peer.shares_views);
         let stalls = stall::Watch::new(verbs.settings.stall, role, shares_views, false);
         let peer_port = peer.filter(|peer| peer.recovers).map(|peer| peer.renewal_port);
+        if peer_port.is_none() && verbs.settings.recovery_timeout_ns > 0 {
+            let why = match verbs.settings.wire {
+                Wire::Invar => "the peer makes no new ones",
+                Wire::Nccl214 => "NCCL 2.14's wire has no message for new ones",
+            };
+            info!("{}: {ends}: queue pairs that fail end the connection: {why}", verbs.side);
+        }
         let port_changes = verbs.nic.port_changes();
         let line = Line::new(stream, verbs.side, &verbs.session, peer_port);
         let rails = Rails::new(verbs.rails.count, verbs.lead(), verbs.rails.standby);
@@ -159,8 +167,13 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
 
     /// Looks whether the connection stands still. Asks the peer for its view, answers the peer, and warns.
     pub(super) fn look_for_stall(&mut self, counts: Counts, now_ns: u64) {
-        let Self { stalls, line, ends, .. } = self;
-        let view = stalls.attend(counts, now_ns, || line.host_answers(), ends);
+        let Self { stalls, line, ends, verbs, rails, .. } = self;
+        let own = || OwnNetwork {
+            host_answers: line.host_answers(),
+            port_trouble: verbs.port_trouble(verbs.lead()),
+            rails_down: rails.down().0,
+        };
+        let view = stalls.attend(counts, now_ns, own, ends);
         if let Some((view, asks)) = view {
             line.send(&Control::View { view, asks });
         }
@@ -339,22 +352,27 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
             self.fail(Error::UnknownCompletion { wr_id: wc.wr_id, qpn: wc.qp_num });
             return;
         }
-        self.route.failed(&self.verbs.nic, wc.qp_num);
-        if self.recovery.is_under_way() {
-            return self.recovery.flushed(wc);
-        }
-        if self.has_rails() && self.is_of_probe(wc) {
-            return;
+        let of_flush = self.route.flushes().and_then(|flushes| flushes.failed(wc));
+        match of_flush {
+            Some(ReadFailure::Known) => return,
+            Some(ReadFailure::New) => {}
+            None if self.recovery.is_under_way() => return self.recovery.flushed(wc),
+            None if self.has_rails() && self.is_of_probe(wc) => return,
+            None => {}
         }
         let CommSettings { timeout, retry_cnt, .. } = self.verbs.settings;
         let port_trouble = self.verbs.port_trouble(rail_of(wc.qp_num));
         let (status, qpn, vendor_err) = (wc.status, wc.qp_num, wc.vendor_err);
         let error = CompletionError { status, qpn, vendor_err, timeout, retry_cnt, port_trouble };
-        let is_open = matches!(self.gate, Gate::Open | Gate::Group);
+        let is_open = matches!(self.gate, Gate::Open | Gate::Group | Gate::Recovering);
         if is_open && self.recovery.may_help(&error) {
             info!("{}", self.report(Error::Completion(error)));
             self.rails.blame(wc.qp_num);
-            return self.suspect(Suspicion::Completion(error.status));
+            // A recovery that is under way will replace the queue pair, or begins again.
+            if !self.recovery.is_under_way() {
+                self.suspect(Suspicion::Completion(error.status));
+            }
+            return;
         }
         // A peer that has closed may have reported over the stream that all messages have arrived.
         let _ = self.hear();
@@ -380,8 +398,9 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         if !is_open || !self.recovery.is_agreed() || suspect_after_ns == 0 {
             return;
         }
-        let patience_ns = patience_ns(suspect_after_ns, rows.bytes, self.verbs.port.speed_mbps);
-        match self.path.look(now_ns, rows, seen_counts, patience_ns) {
+        let speed_mbps = self.verbs.port.speed_mbps;
+        let after_ns = stall::suspect_after_ns(suspect_after_ns, rows.bytes, speed_mbps);
+        match self.path.look(now_ns, rows, seen_counts, after_ns) {
             PathVerdict::Fine => {}
             PathVerdict::Ask => _ = self.line.send(&Control::Ask { rows: rows.said }),
             PathVerdict::Suspect => self.suspect(Suspicion::Silence),

@@ -67,9 +67,26 @@ macro_rules! both {
                 (self.base.gate == Gate::Recovering).then(|| self.base.recovery.stage())
             }
 
+            /// The number of the attempt that has stopped the queue pairs and has not started new ones yet.
+            pub fn fenced(&self) -> Option<u32> {
+                use RecoveryStage::{Draining, Reported, Stopped};
+                let is_fenced = matches!(self.recovery_stage(), Some(Draining | Stopped | Reported));
+                is_fenced.then(|| self.attempts())
+            }
+
+            /// The rails that carry data, a bit for each rail.
+            pub fn rails_in_use(&self) -> u8 {
+                self.base.rails.in_use.0
+            }
+
             /// The addresses and queue pairs of both ends.
             pub fn ends(&self) -> &Ends {
                 &self.base.ends
+            }
+
+            /// The error that has ended the comm, if it has ended.
+            pub fn end(&self) -> Option<Error> {
+                self.base.end
             }
 
             /// The numbers of the comm's queue pairs, in the order in which both ends use them.

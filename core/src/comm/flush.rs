@@ -1,12 +1,16 @@
 //! Flushes: the NIC reads received memory back, so that the GPU sees the data that the NIC wrote before
-//! (`net_ib.cc ncclIbIflush`).
+//! (`net_ib.cc ncclIbIflush`). Each rail that carries data reads back what its own NIC wrote.
+//!
+//! The queue pairs of the flushes do not depend on the peer, so they go on while the other queue pairs are
+//! stopped. Each attempt of the recovery replaces them, and starts the flushes under way again.
 
 use super::Request;
-use crate::conn::{Peer, Verbs, fence, wire_qpn};
+use crate::conn::{Peer, RAILS_MAX, RailSet, Verbs, wire_qpn};
 use crate::error::Error;
+use crate::mutant::{Mutant, is_planted};
 use crate::nic::{
     Access, Memory, MemoryKeys, Nic, NicError, PortAttr, QpOptions, SendFlags, SendOpcode, SendWr,
-    Sge,
+    Sge, Wc,
 };
 use crate::request::RequestRing;
 
@@ -35,51 +39,94 @@ pub enum Flush {
 
 /// The flushes of a comm.
 pub(super) struct Flushes<N: Nic> {
-    reader: Option<Reader<N>>,
-    /// Whether the queue pair has failed. Then flushes wait until it is replaced.
+    /// Queue pairs that are connected to themselves: one for each rail that carries data, and none if flushing is
+    /// off.
+    readers: heapless::Vec<N::Qp, RAILS_MAX>,
+    /// Each READ puts its byte here. It is registered once, since a rail that is gone registers nothing more.
+    sink: Sge,
+    _sink: Option<(N::Mr, N::Memory)>,
+    /// The number of times that the readers were replaced. A completion of an earlier reader means nothing.
+    generation: u16,
+    /// Whether a reader has failed. Then flushes wait until the readers are replaced.
     is_broken: bool,
     /// The flushes under way, each with what it reads.
     reqs: RequestRing<FlushBuf>,
 }
 
-/// A queue pair that is connected to itself.
-struct Reader<N: Nic> {
-    qp: N::Qp,
-    mr: N::Mr,
-    /// Each READ puts its byte here.
-    memory: N::Memory,
+/// The reader whose READ has completed with an error.
+pub(super) enum ReadFailure {
+    /// The reader is known to have failed, or was replaced.
+    Known,
+    /// The reader worked until now.
+    New,
+}
+
+/// The highest byte of the `wr_id` of a READ. The generation and the flush's token follow.
+const READ: u64 = 0x80 << 56;
+
+const fn wr_id(generation: u16, token: u32) -> u64 {
+    READ | (generation as u64) << 32 | token as u64
+}
+
+const fn generation(wr_id: u64) -> u16 {
+    (wr_id >> 32) as u16
 }
 
 impl<N: Nic> Flushes<N> {
+    /// Creates the flushes of a comm whose first rail is the only one that carries data.
     pub(super) fn create(verbs: &Verbs<N>) -> Result<Self, Error> {
-        let reader = if verbs.settings.flush { Some(Reader::create(verbs)?) } else { None };
-        Ok(Flushes {
-            reader,
-            is_broken: false,
-            reqs: RequestRing::new(verbs.settings.depth().into(), |_| FlushBuf::default()),
-        })
+        let (mut readers, mut sink, mut owned) = (heapless::Vec::new(), Sge::default(), None);
+        if verbs.settings.flush {
+            let memory = verbs.nic.alloc(size_of::<u64>())?;
+            let mr = verbs.reg_own(&memory)?;
+            sink = Sge { addr: memory.addr(), length: 1, lkey: mr.lkey() };
+            owned = Some((mr, memory));
+            let _ = readers.push(create_reader(verbs, verbs.lead())?);
+        }
+        let reqs = RequestRing::new(verbs.settings.depth().into(), |_| FlushBuf::default());
+        Ok(Flushes { readers, sink, _sink: owned, generation: 0, is_broken: false, reqs })
     }
 
     /// Starts to read one byte of the last buffer that has bytes.
-    pub(super) fn start(&mut self, nic: &N, bufs: &[FlushBuf]) -> Result<Flush, NicError> {
-        let last = bufs.iter().rev().find(|buf| buf.len > 0);
-        let (Some(reader), Some(buf)) = (&self.reader, last) else { return Ok(Flush::NotNeeded) };
-        self.reqs.come_around();
-        let Some((request, entry)) = self.reqs.next_free() else { return Ok(Flush::Busy) };
-        let wr_id = request.raw().into();
-        let request = request.of_flush();
-        entry.arm(request.raw(), 1);
-        entry.value = *buf;
-        if !self.is_broken {
-            reader.read(nic, wr_id, buf)?;
+    ///
+    /// # Errors
+    /// The NIC has refused a READ. Then the flush is under way, and waits for other readers.
+    pub(super) fn start(
+        &mut self,
+        nic: &N,
+        bufs: &[FlushBuf],
+    ) -> Result<Flush, (Request, NicError)> {
+        let Some(buf) = bufs.iter().rev().find(|buf| buf.len > 0) else {
+            return Ok(Flush::NotNeeded);
+        };
+        let Flushes { readers, sink, generation, is_broken, reqs, .. } = self;
+        if readers.is_empty() {
+            return Ok(Flush::NotNeeded);
         }
-        self.reqs.advance();
+        reqs.come_around();
+        let Some((request, entry)) = reqs.next_free() else { return Ok(Flush::Busy) };
+        let wr_id = wr_id(*generation, request.raw());
+        let request = request.of_flush();
+        entry.arm(request.raw(), readers.len() as u32);
+        entry.value = *buf;
+        reqs.advance();
+        if !*is_broken
+            && let Err(error) = readers.iter().try_for_each(|qp| read(nic, qp, *sink, wr_id, buf))
+        {
+            *is_broken = true;
+            return Err((request, error));
+        }
         Ok(Flush::Started(request))
     }
 
     /// Returns whether `token` names a flush that is not over.
     pub(super) fn is_pending(&mut self, token: u32) -> bool {
         self.reqs.at(token).is_pending(token)
+    }
+
+    /// Whether the flushes under way wait for other readers.
+    pub(super) fn is_broken(&self) -> bool {
+        self.is_broken
     }
 
     /// Ends the flush of `token` if it is done, and returns whether it was.
@@ -89,28 +136,49 @@ impl<N: Nic> Flushes<N> {
 
     /// Books the completion of a READ, and returns whether a flush awaited it.
     pub(super) fn end(&mut self, wr_id: u64) -> bool {
-        self.reqs.at(wr_id as u32).book()
+        let is_old = generation(wr_id) != self.generation;
+        is_old || self.reqs.at(wr_id as u32).book()
     }
 
-    /// Notes that a queue pair has failed, which may be the one of the flushes.
-    pub(super) fn failed(&mut self, nic: &N, qpn: u32) {
-        self.is_broken |= self.reader.as_ref().is_some_and(|reader| nic.qp_num(&reader.qp) == qpn);
+    /// Takes a failed completion. Returns `None` if it is not of a READ.
+    pub(super) fn failed(&mut self, wc: &Wc) -> Option<ReadFailure> {
+        if wc.wr_id & 0xff << 56 != READ {
+            return None;
+        }
+        let is_old = generation(wc.wr_id) != self.generation;
+        Some(match is_old || core::mem::replace(&mut self.is_broken, true) {
+            true => ReadFailure::Known,
+            false => ReadFailure::New,
+        })
     }
 
-    /// Stops the queue pair if it has failed, and returns how many completions of the fence follow. A
-    /// queue pair that works goes on: the flushes do not depend on the peer.
-    pub(super) fn fence(&self, nic: &N) -> u32 {
-        let reader = self.reader.as_ref().filter(|_| self.is_broken);
-        reader.map_or(0, |reader| fence(nic, &reader.qp, false))
-    }
-
-    /// Replaces the queue pair if it has failed, and starts all flushes under way again.
-    pub(super) fn renew(&mut self, verbs: &Verbs<N>) -> Result<(), NicError> {
-        let Some(reader) = self.reader.as_mut().filter(|_| self.is_broken) else { return Ok(()) };
-        *reader = Reader::create(verbs)?;
-        self.is_broken = false;
-        let mut under_way = self.reqs.awaiting();
-        under_way.try_for_each(|(wr_id, buf)| reader.read(&verbs.nic, wr_id.into(), buf))
+    /// Replaces the readers by new ones on the rails that carry data, and starts all flushes under way again.
+    ///
+    /// # Errors
+    /// The rail that has failed, and why. Then the old readers stay.
+    pub(super) fn renew(
+        &mut self,
+        verbs: &Verbs<N>,
+        rails: RailSet,
+    ) -> Result<(), (usize, NicError)> {
+        let Flushes { readers, sink, generation, is_broken, reqs, .. } = self;
+        if readers.is_empty() || is_planted(Mutant::KeepReaders) {
+            return Ok(());
+        }
+        let create = |rail| create_reader(verbs, rail).map_err(|error| (rail, error));
+        *readers = rails.iter().map(create).collect::<Result<_, _>>()?;
+        *generation = generation.wrapping_add(1);
+        // Until all flushes have started again.
+        *is_broken = true;
+        for (token, entry) in reqs.awaiting() {
+            entry.rearm(readers.len() as u32);
+            for qp in &*readers {
+                let read = read(&verbs.nic, qp, *sink, wr_id(*generation, token), &entry.value);
+                read.map_err(|error| (verbs.nic.rail_of(qp), error))?;
+            }
+        }
+        *is_broken = false;
+        Ok(())
     }
 
     /// The number of flushes under way.
@@ -119,32 +187,35 @@ impl<N: Nic> Flushes<N> {
     }
 }
 
-impl<N: Nic> Reader<N> {
-    fn create(verbs: &Verbs<N>) -> Result<Self, NicError> {
-        let memory = verbs.nic.alloc(size_of::<u64>())?;
-        let access = Access::LOCAL_WRITE | Access::REMOTE_READ;
-        let (qp, mr) = verbs.create_own(&memory, access)?;
-        let qpn = wire_qpn(verbs.nic.qp_num(&qp));
-        let info = verbs.info(verbs.port.active_mtu);
-        let options = verbs.port.options & QpOptions::ICRC_MASKS_IP_ID;
-        let PortAttr { udp_port, udp_source_ports, .. } = verbs.port;
-        let ourselves = Peer { options, udp_port, udp_source_ports, ..Peer::bare(info) };
-        verbs.start_qp(&qp, qpn, [verbs.loopback_psn(); 2], &ourselves)?;
-        Ok(Reader { qp, mr, memory })
-    }
+/// Creates a queue pair on a rail and connects it to itself.
+fn create_reader<N: Nic>(verbs: &Verbs<N>, rail: usize) -> Result<N::Qp, NicError> {
+    let qp = verbs.create_own(rail, Access::LOCAL_WRITE | Access::REMOTE_READ)?;
+    let qpn = wire_qpn(verbs.nic.qp_num(&qp));
+    let port = verbs.port_of(rail);
+    let PortAttr { udp_port, udp_source_ports, .. } = *port;
+    let options = port.options & QpOptions::ICRC_MASKS_IP_ID;
+    let info = verbs.rail_info(rail);
+    let ourselves = Peer { options, udp_port, udp_source_ports, ..Peer::bare(info) };
+    verbs.start_qp(&qp, qpn, [verbs.loopback_psn(); 2], &ourselves)?;
+    Ok(qp)
+}
 
-    /// Starts to read the first byte of a buffer.
-    fn read(&self, nic: &N, wr_id: u64, buf: &FlushBuf) -> Result<(), NicError> {
-        let sge = Sge { addr: self.memory.addr(), length: 1, lkey: self.mr.lkey() };
-        let wr = SendWr {
-            wr_id,
-            remote_addr: buf.addr,
-            rkey: nic.rail_rkey(nic.rail_of(&self.qp), buf.rkey),
-            sge,
-            opcode: SendOpcode::RdmaRead,
-            flags: SendFlags::SIGNALED,
-            ..SendWr::default()
-        };
-        nic.post_send(&self.qp, &[wr])
-    }
+/// Starts to read the first byte of a buffer into `sink`.
+fn read<N: Nic>(
+    nic: &N,
+    qp: &N::Qp,
+    sink: Sge,
+    wr_id: u64,
+    buf: &FlushBuf,
+) -> Result<(), NicError> {
+    let wr = SendWr {
+        wr_id,
+        remote_addr: buf.addr,
+        rkey: nic.rail_rkey(nic.rail_of(qp), buf.rkey),
+        sge: sink,
+        opcode: SendOpcode::RdmaRead,
+        flags: SendFlags::SIGNALED,
+        ..SendWr::default()
+    };
+    nic.post_send(qp, &[wr])
 }

@@ -74,9 +74,10 @@ impl<S: Stream> Line<S> {
         }
     }
 
-    /// Returns whether the peer's host has acknowledged all that was sent; see [`Stream::host_answers`].
+    /// Returns whether the peer's host has acknowledged all that was sent; see [`Stream::host_answers`]. A
+    /// stream that is lost says nothing of the host: somebody on the way may drop TCP alone.
     pub(super) fn host_answers(&self) -> Option<bool> {
-        if self.loss.is_some() { Some(false) } else { self.stream.host_answers() }
+        if self.loss.is_some() { None } else { self.stream.host_answers() }
     }
 
     /// Sends a message, now or over the next stream. Returns `false` if there is no room, because the peer
@@ -150,7 +151,7 @@ impl<S: Stream> Line<S> {
     }
 
     /// Makes the stream anew if it is lost, or if `is_urgent`: the peer should have answered. The line may be
-    /// lost for `patience_ns`.
+    /// lost for `timeout_ns`.
     ///
     /// # Errors
     /// [`Error::PeerClosed`] if the peer lives no more or has reset the stream, [`Error::Line`] if the time is
@@ -159,7 +160,7 @@ impl<S: Stream> Line<S> {
         &mut self,
         now_ns: u64,
         is_urgent: bool,
-        patience_ns: u64,
+        timeout_ns: u64,
     ) -> Result<LineNews, Error> {
         if self.heard.0 != self.reader.next() || self.heard.1 == 0 {
             self.heard = (self.reader.next(), now_ns);
@@ -187,7 +188,7 @@ impl<S: Stream> Line<S> {
         };
         let lost_ns = now_ns.saturating_sub(since_ns);
         let is_reset = error.is_reset() && self.side == Side::Acceptor;
-        if lost_ns < if is_reset { RESET_NS.min(patience_ns) } else { patience_ns } {
+        if lost_ns < if is_reset { RESET_NS.min(timeout_ns) } else { timeout_ns } {
             return Ok(LineNews::None);
         }
         if is_reset {
@@ -203,5 +204,51 @@ impl<S: Stream> Line<S> {
         self.writer.renewed();
         (self.is_calling, self.loss) = (false, None);
         self.flush();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use core::net::SocketAddr;
+
+    use super::*;
+
+    /// A stream that somebody on the way has cut, to a host that acknowledges nothing more.
+    struct Cut;
+
+    impl Stream for Cut {
+        fn peer_addr(&self) -> Option<SocketAddr> {
+            None
+        }
+
+        fn poll_connected(&mut self) -> Result<bool, StreamError> {
+            Ok(true)
+        }
+
+        fn send(&mut self, _: &[u8]) -> Result<usize, StreamError> {
+            Ok(0)
+        }
+
+        fn recv(&mut self, _: &mut [u8]) -> Result<usize, StreamError> {
+            const ETIMEDOUT: i32 = 110;
+            Err(StreamError::Os(ETIMEDOUT))
+        }
+
+        fn prepare_renewal(&mut self, _: Side, _: &Session, _: u16) -> bool {
+            true
+        }
+
+        fn host_answers(&self) -> Option<bool> {
+            Some(false)
+        }
+    }
+
+    #[test]
+    fn a_line_that_is_lost_says_nothing_of_the_peers_host() {
+        let session = Session::UNKNOWN_PEER;
+        let mut line = Line::new(Cut, Side::Connector, &session, Some(1));
+        assert_eq!(line.host_answers(), Some(false));
+        assert!(matches!(line.recv(1, &mut 8), Ok(None)));
+        assert_eq!(line.host_answers(), None);
     }
 }

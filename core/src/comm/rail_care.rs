@@ -28,8 +28,9 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         if !self.has_rails() || !matches!(self.gate, Gate::Open | Gate::Group) {
             return;
         }
-        let up = self.verbs.rails_up();
-        let Self { rails, route, .. } = self;
+        let Self { rails, route, verbs, .. } = self;
+        let (changes, in_use) = (verbs.nic.port_changes(), rails.in_use);
+        let up = rails.ports_up(changes, now_ns, || verbs.rails_up(in_use));
         rails.put_off(now_ns);
         let up = up.without(rails.put_off_at(now_ns));
         rails.forgive(up.without(rails.told));
@@ -41,7 +42,7 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         let gone = rails.in_use.without(both);
         if !gone.is_empty() && !both.is_empty() {
             rails.failed = gone;
-            warn!("{}: the port of rail {} is down", self.ends, ListOf(gone));
+            warn!("{}: the port of rail {} is down, or has another GID", self.ends, ListOf(gone));
             return self.suspect(Suspicion::RailFailed);
         }
         if !silent.is_empty() {
@@ -112,9 +113,8 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         let wanted = if shunned == all { all } else { all.without(shunned) };
         rails.usable = verbs.renew_rails(attempt, wanted)?;
         // A port that is up, and a device that does not work.
-        rails.failed = rails.failed.or(verbs.rails_up().without(rails.usable));
+        rails.failed = rails.failed.or(verbs.rails_up(RailSet::NONE).without(rails.usable));
         rails.told = rails.usable;
-        route.renew(verbs)?;
         (ends.qpn, ends.gid) = (verbs.nic.qp_num(&verbs.qp), verbs.port.gid);
         // What failed since the last look counts too. The next look puts it off.
         let trusted = match R::IS_SENDER {
@@ -179,8 +179,7 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
             let ours = verbs.rail_preface(rail, end.preface.fifo_depth);
             let peer = Peer::new(info, Some(end.preface.clone()), &ours);
             if let Err(error) = verbs.start_rail(rail, &peer) {
-                rails.failed = rails.failed.or(RailSet::one(rail));
-                rails.shunned = rails.shunned.or(RailSet::one(rail));
+                rails.shun(rail);
                 return Err(error);
             }
             if in_use.iter().next() == Some(rail) {

@@ -26,6 +26,8 @@ const PAUSE_NS: core::ops::RangeInclusive<u64> = 100_000_000..=4_000_000_000;
 const TRIAL_NS: u64 = 10_000_000_000;
 /// The time after which a rail that does not answer is given up, if another rail answers.
 const STALL_NS: u64 = 500_000_000;
+/// The time between two questions to all ports, unless a NIC reports about one.
+const PORTS_EVERY_NS: u64 = 250_000_000;
 /// The number of long messages after which the shares of the rails are compared.
 const WINDOW: u32 = 16;
 /// All shares together.
@@ -56,6 +58,9 @@ pub(super) struct Rails {
     pub(super) shunned: RailSet,
     /// The rails that failed since the last look.
     pub(super) failed: RailSet,
+    /// The rails whose ports were up when this end looked last, the number of reports about ports by then, and the
+    /// time of the next look.
+    up: (RailSet, u32, u64),
     /// The rails whose ports are up at the peer, as far as this end knows.
     pub(super) peer_up: RailSet,
     /// The rails whose ports are up at this end, as the peer was told.
@@ -127,11 +132,29 @@ impl Rails {
             stale: RailSet::NONE,
             shunned: RailSet::NONE,
             failed: RailSet::NONE,
+            up: (RailSet::NONE, 0, 0),
             peer_up: RailSet::first(count),
             told: RailSet::first(count),
             retries: [retry; RAILS_MAX],
             peer_rkey: 0,
         }
+    }
+
+    /// Returns the rails whose ports are up at this end. Asking all ports takes many system calls, so this
+    /// happens now and then, and after each report about a port.
+    pub(super) fn ports_up(
+        &mut self,
+        changes: u32,
+        now_ns: u64,
+        ask: impl FnOnce() -> RailSet,
+    ) -> RailSet {
+        let (up, known, next_ns) = self.up;
+        if now_ns < next_ns && known == changes {
+            return up;
+        }
+        let up = ask();
+        self.up = (up, changes, now_ns.saturating_add(PORTS_EVERY_NS));
+        up
     }
 
     /// Whether the connection has several rails.
@@ -143,6 +166,14 @@ impl Rails {
     pub(super) fn preferred(&self, rails: RailSet) -> RailSet {
         let active = rails.without(self.standby);
         if active.is_empty() { rails } else { active }
+    }
+
+    /// The rails whose port is down at an end, or that did not answer.
+    pub(super) fn down(&self) -> RailSet {
+        let is_put_off = |rail: &usize| self.retries[*rail].pause_ns != *PAUSE_NS.start();
+        let all = RailSet::first(self.count);
+        let idle = all.without(self.in_use);
+        all.without(self.told.and(self.peer_up)).or(idle.iter().filter(is_put_off).collect())
     }
 
     /// The standby rails that have queue pairs and are not needed now.
@@ -170,6 +201,12 @@ impl Rails {
     /// nothing moves, and the rails that answer are not to blame.
     pub(super) fn blame_stale(&mut self) {
         self.failed = self.failed.or(self.stale);
+    }
+
+    /// Leaves out of the next attempt a rail that could not be started.
+    pub(super) fn shun(&mut self, rail: usize) {
+        self.failed = self.failed.or(RailSet::one(rail));
+        self.shunned = self.shunned.or(RailSet::one(rail));
     }
 
     /// Blames the rail of a queue pair.

@@ -23,6 +23,9 @@ const NO_REPORT: &str =
 /// The fault of queue pairs that fail again before they have carried anything.
 const NO_ANSWER: &str = "the peer's queue pair did not answer";
 
+/// The fault of queue pairs of flushes that fail again before the others have carried anything.
+const NO_FLUSHES: &str = "a queue pair of the flushes does not work";
+
 /// The next step of the comm.
 pub(super) enum Recovering {
     /// Nothing: call again.
@@ -74,6 +77,7 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
                 }
                 Err(error) => return Err(self.fail(error)),
             }
+            let has_lost_flushes = self.route.flushes().is_some_and(|flushes| flushes.is_broken());
             match self.recovery.stage {
                 RecoveryStage::Open => return Ok(Recovering::Waiting),
                 RecoveryStage::Suspected => {
@@ -82,7 +86,7 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
                     }
                     self.recovery.awaited = match is_planted(Mutant::NoFence) {
                         true => 0,
-                        false => self.verbs.fence() + self.route.fence(&self.verbs.nic),
+                        false => self.verbs.fence(),
                     };
                     self.recovery.drained_by_ns = now_ns.saturating_add(DRAIN_NS);
                     self.recovery.stage = RecoveryStage::Draining;
@@ -124,7 +128,7 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
                     let Some(rows) = self.recovery.peer_rows() else {
                         return self.wait_for_peer(now_ns);
                     };
-                    match self.start_anew(now_ns) {
+                    match self.start_anew(now_ns).and_then(|()| self.renew_flushes()) {
                         Ok(()) => {}
                         Err(Error::Nic(error)) => {
                             self.postpone(now_ns, error)?;
@@ -135,6 +139,11 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
                     }
                     self.recovery.stage = RecoveryStage::Started;
                     return Ok(Recovering::Started { rows });
+                }
+                RecoveryStage::Started | RecoveryStage::Ready if has_lost_flushes => {
+                    self.postpone(now_ns, NicError::new(Verb::PostSend, 0, NO_FLUSHES))?;
+                    self.recovery.stage = RecoveryStage::Suspected;
+                    return Ok(Recovering::Waiting);
                 }
                 RecoveryStage::Started => {
                     let attempt = self.recovery.attempt;
@@ -174,7 +183,6 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         let Self { verbs, route, reqs, recovery, ends, .. } = self;
         let attempt = recovery.attempt;
         verbs.renew(attempt)?;
-        route.renew(verbs)?;
         (ends.qpn, ends.gid) = (verbs.nic.qp_num(&verbs.qp), verbs.port.gid);
         let report = Report {
             attempt,
@@ -202,6 +210,16 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         let peer = Peer::new(info, Some(preface), &ours);
         peer.note(&mut self.ends);
         self.verbs.start(&peer)
+    }
+
+    /// Replaces the queue pairs of the flushes by new ones on the rails that carry data now.
+    fn renew_flushes(&mut self) -> Result<(), Error> {
+        let Self { route, verbs, rails, .. } = self;
+        let Some(flushes) = route.flushes() else { return Ok(()) };
+        flushes.renew(verbs, rails.in_use).map_err(|(rail, error)| {
+            rails.shun(rail);
+            error.into()
+        })
     }
 
     /// Waits for the peer's part, but not for too long: its port may be down for good.
@@ -256,8 +274,8 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
 
     /// Makes the stream anew if it is lost, or if `is_urgent`; see [`Line::mend`](super::line::Line::mend).
     pub(super) fn mend_line(&mut self, now_ns: u64, is_urgent: bool) -> Result<(), Error> {
-        let patience_ns = self.verbs.settings.recovery_timeout_ns;
-        match self.line.mend(now_ns, is_urgent, patience_ns)? {
+        let timeout_ns = self.verbs.settings.recovery_timeout_ns;
+        match self.line.mend(now_ns, is_urgent, timeout_ns)? {
             LineNews::None => {}
             LineNews::Lost(error) => {
                 warn!("{}: {error}: the TCP connection will be made anew", self.ends);

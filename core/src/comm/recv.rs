@@ -375,7 +375,13 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
             Gate::Group | Gate::Failed => return Err(self.base.refuse()),
         }
         let Base { route: Arrivals { flushes, .. }, verbs, .. } = &mut self.base;
-        flushes.start(&verbs.nic, bufs).map_err(|error| self.base.nic_failed(error))
+        match flushes.start(&verbs.nic, bufs) {
+            Ok(flush) => Ok(flush),
+            Err((request, error)) => {
+                self.base.rail_refused(error)?;
+                Ok(Flush::Started(request))
+            }
+        }
     }
 
     /// Handles a call when the gate is not open. On the wire of NCCL 2.14 this waits for the ready word

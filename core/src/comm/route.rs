@@ -12,9 +12,8 @@ use super::post::SMALL_BYTES_MAX;
 use super::rails::RailWork;
 use super::send_buf::SendBuf;
 use super::sizes::Sizes;
-use crate::conn::Verbs;
 use crate::mutant::{Mutant, is_planted};
-use crate::nic::{Nic, NicError, SendList, Wc, WcOpcode};
+use crate::nic::{Nic, SendList, Wc, WcOpcode};
 use crate::request::{Entry, MESSAGES, ROWS, RequestRing};
 
 /// Books the completions of one kind of comm.
@@ -40,15 +39,9 @@ pub(super) trait Route<N: Nic, T, const REQS: usize> {
     }
     /// The counts of completions on each rail.
     fn rail_work(&mut self) -> &mut RailWork;
-    /// Notes that a queue pair has failed.
-    fn failed(&mut self, _nic: &N, _qpn: u32) {}
-    /// Stops the queue pairs of the route's own, and returns how many completions of the fence follow.
-    fn fence(&self, _nic: &N) -> u32 {
-        0
-    }
-    /// Replaces the stopped queue pairs of the route's own.
-    fn renew(&mut self, _verbs: &Verbs<N>) -> Result<(), NicError> {
-        Ok(())
+    /// The flushes, if this end has any.
+    fn flushes(&mut self) -> Option<&mut Flushes<N>> {
+        None
     }
 }
 
@@ -283,15 +276,7 @@ impl<N: Nic> Route<N, Receiving, ROWS> for Arrivals<N> {
         &mut self.rail_work
     }
 
-    fn failed(&mut self, nic: &N, qpn: u32) {
-        self.flushes.failed(nic, qpn);
-    }
-
-    fn fence(&self, nic: &N) -> u32 {
-        self.flushes.fence(nic)
-    }
-
-    fn renew(&mut self, verbs: &Verbs<N>) -> Result<(), NicError> {
-        self.flushes.renew(verbs)
+    fn flushes(&mut self) -> Option<&mut Flushes<N>> {
+        Some(&mut self.flushes)
     }
 }

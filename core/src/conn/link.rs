@@ -140,7 +140,7 @@ impl<N: Nic> Verbs<N> {
     /// Returns how many completions with the `wr_id` [`FENCE`] will follow. When these have arrived, so
     /// has every other completion of the queue pairs.
     pub(crate) fn fence(&self) -> u32 {
-        self.all_qps().map(|qp| fence(&self.nic, qp, true)).sum()
+        self.all_qps().map(|qp| fence(&self.nic, qp)).sum()
     }
 
     /// Replaces the queue pairs by new ones in INIT, on the port as it is now. The old queue pairs must
@@ -155,6 +155,11 @@ impl<N: Nic> Verbs<N> {
         (self.qp, self.other_qps, self.port, self.attempt) = (first, others, port, attempt);
         self.rails.ports[rail % RAILS_MAX] = port;
         Ok(())
+    }
+
+    /// The port of a rail, as it was when the queue pairs were created.
+    pub(crate) fn port_of(&self, rail: usize) -> &PortAttr {
+        &self.rails.ports[rail % RAILS_MAX]
     }
 
     /// The rail of the first queue pair.
@@ -173,16 +178,15 @@ impl<N: Nic> Verbs<N> {
         self.session.first_psn(self.side, u16::MAX.into(), self.attempt)
     }
 
-    /// Creates a queue pair in INIT and registers memory, for this end's own use, in the domain that
-    /// connections share.
-    pub(crate) fn create_own(
-        &self,
-        memory: &N::Memory,
-        access: Access,
-    ) -> Result<(N::Qp, N::Mr), NicError> {
-        let mr = self.nic.reg_mr(&self.shared_pd, memory, Access::LOCAL_WRITE)?;
-        let (nic, pd, rail) = (&self.nic, &self.shared_pd, self.lead());
-        Ok((create_qp(nic, rail, pd, &self.cq, &self.port, &self.settings, access)?, mr))
+    /// Creates a queue pair in INIT for this end's own use, in the domain that connections share.
+    pub(crate) fn create_own(&self, rail: usize, access: Access) -> Result<N::Qp, NicError> {
+        let Self { nic, shared_pd: pd, cq, settings, .. } = self;
+        create_qp(nic, rail, pd, cq, self.port_of(rail), settings, access)
+    }
+
+    /// Registers memory for this end's own use, in the domain that connections share.
+    pub(crate) fn reg_own(&self, memory: &N::Memory) -> Result<N::Mr, NicError> {
+        self.nic.reg_mr(&self.shared_pd, memory, Access::LOCAL_WRITE)
     }
 
     /// Moves `qp` INIT → RTR → RTS towards the peer's queue pair `qpn`. The two sequence numbers are
@@ -196,7 +200,7 @@ impl<N: Nic> Verbs<N> {
     ) -> Result<(), NicError> {
         let settings = &self.settings;
         let rail = self.nic.rail_of(qp);
-        let port = if N::RAILS_MAX == 1 { &self.port } else { &self.rails.ports[rail % RAILS_MAX] };
+        let port = self.port_of(rail);
         let is_global = port.link_layer == LinkLayer::Ethernet;
         let ah = AddressVector {
             is_global,
@@ -267,13 +271,17 @@ impl<N: Nic> Verbs<N> {
     pub(crate) fn port_trouble(&self, rail: usize) -> Option<&'static str> {
         match lead_rail(&self.nic, Some(rail)) {
             Err(error) => Some(error.cause),
-            Ok(_) if N::RAILS_MAX > 1 => None,
-            Ok((_, port)) if port.link_layer == LinkLayer::Infiniband => None,
-            Ok(_) => match self.nic.query_gid(self.port.gid_index) {
-                Ok(gid) if gid == self.port.gid => None,
-                _ => Some("its GID is gone: has its interface lost the address?"),
-            },
+            Ok((rail, port)) if self.keeps_gid(rail, &port) => None,
+            Ok(_) => Some("its GID is gone: has its interface lost the address?"),
         }
+    }
+
+    /// Whether the port of a rail, as it is now, still has the GID of the queue pairs.
+    fn keeps_gid(&self, rail: usize, port: &PortAttr) -> bool {
+        let used = self.port_of(rail);
+        // A port may have several GIDs, and prefer another one now.
+        let has = |gid| rail == 0 && self.nic.query_gid(used.gid_index) == Ok(gid);
+        port.link_layer == LinkLayer::Infiniband || port.gid == used.gid || has(used.gid)
     }
 
     pub(crate) fn control_addr(&self) -> u64 {
@@ -358,7 +366,7 @@ fn capacities<N: Nic>(settings: &CommSettings) -> QpCap {
 }
 
 /// Moves a queue pair to ERR and posts work requests that complete last. Returns their number.
-pub(crate) fn fence<N: Nic>(nic: &N, qp: &N::Qp, with_recv: bool) -> u32 {
+fn fence<N: Nic>(nic: &N, qp: &N::Qp) -> u32 {
     let stop = || nic.modify_qp(qp, &QpTransition::Err);
     let (flags, opcode) = (SendFlags::SIGNALED, SendOpcode::RdmaWrite);
     let last = SendWr { wr_id: FENCE, flags, opcode, ..SendWr::default() };
@@ -366,8 +374,8 @@ pub(crate) fn fence<N: Nic>(nic: &N, qp: &N::Qp, with_recv: bool) -> u32 {
     if stop().is_err() {
         return 0;
     }
-    let posted = u32::from(nic.post_send(qp, &[last]).is_ok())
-        + u32::from(with_recv && nic.post_recv(qp, &recv).is_ok());
+    let posted =
+        u32::from(nic.post_send(qp, &[last]).is_ok()) + u32::from(nic.post_recv(qp, &recv).is_ok());
     // Some drivers look for new receives of a stopped queue pair only while it changes its state.
     let _ = stop();
     posted

@@ -46,6 +46,14 @@ impl Histogram {
         self.sum_ns = self.sum_ns.saturating_add(other.sum_ns);
     }
 
+    /// The times that were counted after `earlier`, an earlier state of this histogram.
+    #[must_use]
+    pub fn since(&self, earlier: &Histogram) -> Histogram {
+        let count = |at: usize| self.counts[at].saturating_sub(earlier.counts[at]);
+        let sum_ns = self.sum_ns.saturating_sub(earlier.sum_ns);
+        Histogram { counts: core::array::from_fn(count), sum_ns }
+    }
+
     /// Number of times.
     pub fn count(&self) -> u64 {
         self.counts.iter().fold(0, |sum, count| sum.saturating_add(*count))

@@ -49,16 +49,16 @@ pub enum LinkLayer {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u32)]
 pub enum Mtu {
-    /// 256 bytes.
+    /// Packets carry up to 256 bytes.
     Mtu256 = 1,
-    /// 512 bytes.
+    /// Packets carry up to 512 bytes.
     Mtu512 = 2,
-    /// 1024 bytes.
+    /// Packets carry up to 1024 bytes.
     #[default]
     Mtu1024 = 3,
-    /// 2048 bytes.
+    /// Packets carry up to 2048 bytes.
     Mtu2048 = 4,
-    /// 4096 bytes.
+    /// Packets carry up to 4096 bytes.
     Mtu4096 = 5,
 }
 

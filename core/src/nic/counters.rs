@@ -8,9 +8,9 @@ pub struct NicCounters {
     pub sent_bytes: u64,
     /// Bytes received, with the headers of packets.
     pub received_bytes: u64,
-    /// Packets sent.
+    /// Number of packets that the port has sent.
     pub sent_packets: u64,
-    /// Packets received.
+    /// Number of packets that the port has received.
     pub received_packets: u64,
     /// Packets sent again.
     pub retransmitted_packets: u64,

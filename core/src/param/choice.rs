@@ -44,11 +44,11 @@ choice! {
 choice! {
     /// Families of IP addresses.
     AddressFamily {
-        /// Both families.
+        /// An interface may have either family.
         Any = "any",
-        /// Only IPv4.
+        /// An interface needs an IPv4 address.
         Inet = "AF_INET",
-        /// Only IPv6.
+        /// An interface needs an IPv6 address.
         Inet6 = "AF_INET6",
     }
 }
@@ -83,9 +83,9 @@ choice! {
 choice! {
     /// How much is logged. Each level includes the levels before it.
     LogLevel {
-        /// No messages.
+        /// Nothing is logged.
         Off = "off",
-        /// Failures.
+        /// Failures are logged.
         Error = "error",
         /// Things that may go wrong.
         Warn = "warn",
@@ -93,7 +93,7 @@ choice! {
         Info = "info",
         /// Each step of a setup.
         Debug = "debug",
-        /// Fine details.
+        /// The finest details are logged, too.
         Trace = "trace",
     }
 }
@@ -101,7 +101,7 @@ choice! {
 choice! {
     /// How a line of the log looks.
     LogFormat {
-        /// A sentence.
+        /// A line is a sentence.
         Text = "text",
         /// A JSON object.
         Json = "json",

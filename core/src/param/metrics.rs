@@ -1,5 +1,6 @@
 //! Where metrics are shown.
 
+use core::fmt;
 use core::net::SocketAddr;
 
 use super::value::{Allowed, Value};
@@ -13,6 +14,16 @@ pub enum MetricsPlace<'a> {
     Unix(&'a str),
     /// In the file of this path.
     File(&'a str),
+}
+
+impl fmt::Display for MetricsPlace<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            MetricsPlace::Tcp(addr) => write!(f, "{addr}"),
+            MetricsPlace::Unix(path) => write!(f, "unix:{path}"),
+            MetricsPlace::File(path) => write!(f, "file:{path}"),
+        }
+    }
 }
 
 impl<'a> Value<'a> for MetricsPlace<'a> {
@@ -31,6 +42,10 @@ impl<'a> Value<'a> for MetricsPlace<'a> {
 
 #[cfg(test)]
 mod tests {
+    extern crate std;
+
+    use std::string::ToString;
+
     use super::*;
 
     #[test]
@@ -41,6 +56,9 @@ mod tests {
         let tcp = |text: &str| Some(MetricsPlace::Tcp(text.parse().unwrap()));
         assert_eq!(parse("127.0.0.1:9400"), tcp("127.0.0.1:9400"));
         assert_eq!(parse("[::1]:9400"), tcp("[::1]:9400"));
+        for text in ["unix:/run/a.sock", "file:/var/a.prom", "[::1]:9400"] {
+            assert_eq!(parse(text).map(|place| place.to_string()).as_deref(), Some(text));
+        }
         for refused in ["0.0.0.0:9400", "10.0.0.1:1", "127.0.0.1:0", "9400", "unix:a", "file:", "a"]
         {
             assert_eq!(parse(refused), None, "{refused}");

@@ -20,6 +20,8 @@ pub enum Allowed {
     OneOf(&'static [&'static str]),
     /// A list for [`NameFilter`].
     Names,
+    /// Subsystems of the log.
+    Subsystems,
     /// Names with commas between them.
     Devices,
     /// A [`Subnet`], or nothing.
@@ -47,6 +49,7 @@ impl Allowed {
             }
             Allowed::OneOf(_)
             | Allowed::Names
+            | Allowed::Subsystems
             | Allowed::Devices
             | Allowed::Subnet
             | Allowed::Ports
@@ -75,6 +78,7 @@ impl fmt::Display for Allowed {
             Allowed::Names => f.write_str(
                 "a list like a,b:1 (a:PORT; ^a,b for all but these; =a for exact names)",
             ),
+            Allowed::Subsystems => f.write_str("a list like INIT,NET (^INIT,NET for all but these)"),
             Allowed::Devices => f.write_str("a list like a,b"),
             Allowed::Subnet => f.write_str("a subnet like 10.0.0.0/8 or fd00::/8"),
             Allowed::Ports => {

@@ -20,9 +20,9 @@ pub enum Collective {
     AllReduce,
 }
 
-/// The topology that a collective uses.
+/// The topology that a collective of NCCL uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Algorithm {
+pub enum ProxyAlgorithm {
     /// The data goes over two trees.
     Tree,
     /// The data goes over a ring.
@@ -36,8 +36,8 @@ pub enum Algorithm {
 impl Collective {
     /// Returns the pattern by which the data travels (`enqueue.cc getPatternInfo`). Returns `None` if
     /// NCCL does not run this collective by this algorithm.
-    pub const fn pattern(self, algorithm: Algorithm) -> Option<Pattern> {
-        use {Algorithm as A, Collective as C};
+    pub const fn pattern(self, algorithm: ProxyAlgorithm) -> Option<Pattern> {
+        use {Collective as C, ProxyAlgorithm as A};
         Some(match (self, algorithm) {
             (C::Broadcast, A::Tree) => Pattern::TreeDown,
             (C::Broadcast, A::Ring) => Pattern::PipelineFrom,
@@ -69,7 +69,7 @@ pub struct CollTransfer {
     /// The collective operation.
     pub collective: Collective,
     /// The topology that the collective uses.
-    pub algorithm: Algorithm,
+    pub algorithm: ProxyAlgorithm,
     /// The protocol that the data is in. A switch takes only [`Protocol::Simple`].
     pub protocol: Protocol,
     /// Bytes of the whole data; for an all-gather and a reduce-scatter, the bytes of all ranks
@@ -100,6 +100,8 @@ pub struct CollSteps {
     pub chunk_steps: u32,
     /// Bytes of a chunk, including the protocol's flags.
     pub chunk_bytes: u32,
+    /// Bytes of the data that a chunk carries.
+    pub payload_bytes: u32,
     /// Most bytes that a slice moves (`nbytes`).
     pub slice_bytes: u64,
     /// Total number of steps, a multiple of `chunk_steps`; 0 if there is nothing to move.
@@ -112,12 +114,12 @@ impl CollTransfer {
     pub fn steps(&self) -> Option<CollSteps> {
         let pattern = self.collective.pattern(self.algorithm)?;
         let (slice_steps, chunk_steps) = match (self.protocol, self.algorithm) {
-            (Protocol::Simple, Algorithm::Ring) => self.collective.ring_steps(),
+            (Protocol::Simple, ProxyAlgorithm::Ring) => self.collective.ring_steps(),
             _ => (1, 1),
         };
         let step_bytes = self.step_bytes.get();
         let chunk_bytes = self.chunk_bytes(pattern, step_bytes.checked_mul(chunk_steps)?);
-        let payload = match self.protocol {
+        let payload_bytes = match self.protocol {
             Protocol::Simple => chunk_bytes,
             Protocol::Ll => chunk_bytes / 2,
             Protocol::Ll128 => chunk_bytes / 16 * 15,
@@ -125,7 +127,7 @@ impl CollTransfer {
         let (steps_per_loop, chunks_per_loop) = self.loop_of(pattern);
         let loop_bytes = u128::from(self.nchannels.get())
             * u128::from(chunks_per_loop)
-            * u128::from(payload.max(1));
+            * u128::from(payload_bytes.max(1));
         let nloops = u128::from(self.bytes).div_ceil(loop_bytes);
         let nsteps = nloops.checked_mul(u128::from(steps_per_loop * u64::from(chunk_steps)))?;
         Some(CollSteps {
@@ -133,6 +135,7 @@ impl CollTransfer {
             slice_steps,
             chunk_steps,
             chunk_bytes,
+            payload_bytes,
             slice_bytes: u64::from(step_bytes) * u64::from(slice_steps),
             nsteps: u64::try_from(nsteps).ok()?,
         })
@@ -166,23 +169,23 @@ impl CollTransfer {
             chunk
         };
         match (self.algorithm, self.protocol) {
-            (Algorithm::Tree, Protocol::Simple) if pattern == Pattern::TreeUpDown => {
+            (ProxyAlgorithm::Tree, Protocol::Simple) if pattern == Pattern::TreeUpDown => {
                 let chunk = halve(whole, 128 << 10, 1, depth * 8);
                 let chunk = halve(chunk, 64 << 10, 1, depth * 4);
                 halve(chunk, 32 << 10, 1, depth)
             }
-            (Algorithm::CollnetDirect, _) => {
+            (ProxyAlgorithm::CollnetDirect, _) => {
                 let nheads = u64::from(self.nheads.get());
                 let chunk = halve(whole, 128 << 10, nheads, depth * 64);
                 let chunk = halve(chunk, 64 << 10, nheads, depth * 8);
                 halve(chunk, 32 << 10, nheads, depth * 8)
             }
-            (Algorithm::CollnetChain, _) => {
+            (ProxyAlgorithm::CollnetChain, _) => {
                 let chunk = halve(whole.min(256 << 10), 128 << 10, 1, depth * 64);
                 let chunk = halve(chunk, 64 << 10, 1, depth * 8);
                 halve(chunk, 32 << 10, 1, depth)
             }
-            (Algorithm::Tree, Protocol::Ll128) => {
+            (ProxyAlgorithm::Tree, Protocol::Ll128) => {
                 let chunk = halve(whole, 128 << 10, 1, self.ll128_chunks(64));
                 halve(chunk, 32 << 10, 1, self.ll128_chunks(16))
             }

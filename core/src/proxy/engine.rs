@@ -15,7 +15,7 @@ mod transport;
 
 pub use append::AppendError;
 pub use args::{Args, OpStage, SUBS_MAX, Sub};
-pub use transport::{Event, Probe, ProgressError, ProxySlice, Transport};
+pub use transport::{Probe, ProgressError, ProxyEvent, ProxySlice, Transport};
 
 use super::{BankSlot, Banks, ConnectionId, Pool};
 use crate::fifo::RECVS_MAX;

@@ -1,6 +1,6 @@
 //! Decides when a progress thread looks for new operations.
 
-use super::Event;
+use super::ProxyEvent;
 
 /// Counts the rounds of a progress thread and reports when it becomes idle or active.
 ///
@@ -22,10 +22,10 @@ impl Pace {
 
     /// Records that a round is over; `moved` says whether the thread moved an operation. Returns
     /// whether to look for new operations now, and an event if idleness began or ended.
-    pub fn after_round(&mut self, moved: bool) -> (bool, Option<Event>) {
+    pub fn after_round(&mut self, moved: bool) -> (bool, Option<ProxyEvent>) {
         let event = match (self.idle, moved) {
-            (false, false) => Some(Event::Idle),
-            (true, true) => Some(Event::Active),
+            (false, false) => Some(ProxyEvent::Idle),
+            (true, true) => Some(ProxyEvent::Active),
             _ => None,
         };
         self.idle = !moved;
@@ -59,12 +59,18 @@ mod tests {
     #[test]
     fn idleness_is_told_once_when_it_begins_and_once_when_it_ends() {
         let mut pace = Pace::new(8);
-        let told: Vec<Option<Event>> = [true, false, false, true, true, false]
+        let told: Vec<Option<ProxyEvent>> = [true, false, false, true, true, false]
             .into_iter()
             .map(|moved| pace.after_round(moved).1)
             .collect();
-        let expected =
-            [None, Some(Event::Idle), None, Some(Event::Active), None, Some(Event::Idle)];
+        let expected = [
+            None,
+            Some(ProxyEvent::Idle),
+            None,
+            Some(ProxyEvent::Active),
+            None,
+            Some(ProxyEvent::Idle),
+        ];
         assert_eq!(told, expected);
     }
 }

@@ -1,8 +1,12 @@
 extern crate std;
 
+use std::string::ToString;
+
 use proptest::prelude::*;
 
 use super::*;
+use crate::error::status_name;
+use crate::nic::WcStatus;
 
 fn view(begun: u64, done: u64) -> EndView {
     EndView { process: Process::new(7, "a"), begun, done, ..EndView::default() }
@@ -63,6 +67,20 @@ fn waits_recoveries_and_verdicts_are_events() {
 }
 
 #[test]
+fn events_of_errors_fences_and_rails_name_their_detail() {
+    let mut record = record();
+    record.push(EventKind::Error, WcStatus::RETRY_EXC_ERR.0 as u16, 6);
+    record.push(EventKind::Error, 0, 6);
+    record.push(EventKind::Fence, 2, 7);
+    record.push(EventKind::RailDown, 1, 8);
+    record.push(EventKind::RailUp, 1, 9);
+    let names: std::vec::Vec<_> = record.events.iter().map(ToString::to_string).collect();
+    let error = std::format!("error {}", status_name(WcStatus::RETRY_EXC_ERR));
+    assert_eq!(names, ["opened", &error, "error", "fence 2", "rail down 1", "rail up 1"]);
+    assert_eq!(Record::parse(&record.to_bytes(3)), Ok(Some(record)));
+}
+
+#[test]
 fn what_is_no_record_is_refused_in_words() {
     let record = record();
     let bytes = record.to_bytes(3);
@@ -90,8 +108,14 @@ fn any_view() -> impl Strategy<Value = EndView> {
 
 fn any_event() -> impl Strategy<Value = Event> {
     let kind = prop::sample::select(EventKind::ALL.as_slice());
-    (kind, any::<[u64; 3]>(), any::<u32>()).prop_map(|(kind, [at_ns, begun, done], untested)| {
-        Event { at_ns, kind, begun, done, untested }
+    let numbers = (any::<[u64; 3]>(), any::<u32>(), any::<u16>());
+    (kind, numbers).prop_map(|(kind, ([at_ns, begun, done], untested, detail))| Event {
+        at_ns,
+        kind,
+        begun,
+        done,
+        untested,
+        detail,
     })
 }
 

@@ -9,8 +9,8 @@
 use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::message::{Header, Kind, RendezvousMessage};
-use super::roster::{Refusal, Roster};
+use super::message::{RendezvousHeader, RendezvousKind, RendezvousMessage};
+use super::roster::{JoinRefusal, Roster};
 
 /// Identity of a process, unique among all processes.
 #[derive(
@@ -30,8 +30,8 @@ use super::roster::{Refusal, Roster};
 pub struct Member {
     /// Identity of the host. Processes with equal values can share memory.
     pub host: [u8; 32],
-    /// Process number on that host.
-    pub pid: U32,
+    /// A number that no other process of the host has.
+    pub number: U32,
 }
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -56,30 +56,34 @@ pub enum JoinError {
 /// Builds a rank's first message, which says that it is `rank` of `nranks`.
 pub fn join(rank: u32, nranks: u32, member: Member) -> RendezvousMessage {
     let join = Join { rank: U32::new(rank), nranks: U32::new(nranks), member };
-    RendezvousMessage::new(Kind::Join, join.as_bytes())
+    RendezvousMessage::new(RendezvousKind::Join, join.as_bytes())
 }
 
 /// Handles the hub's answer to a [`join`] message.
 ///
 /// # Errors
 /// The rank did not join.
-pub fn joined(header: Header, body: &[u8]) -> Result<(), JoinError> {
+pub fn joined(header: RendezvousHeader, body: &[u8]) -> Result<(), JoinError> {
     match header.kind {
-        Kind::Welcome => Ok(()),
-        Kind::Refused => Err(JoinError::Refused(text(body))),
+        RendezvousKind::Welcome => Ok(()),
+        RendezvousKind::Refused => Err(JoinError::Refused(text(body))),
         _ => Err(JoinError::NoHub),
     }
 }
 
 /// Handles a rank's first message. The function returns the rank and the process that joined. The hub
-/// answers a success with [`Kind::Welcome`].
+/// answers a success with [`RendezvousKind::Welcome`].
 ///
 /// # Errors
 /// The rank may not join.
-pub fn admit(header: Header, body: &[u8], roster: &mut Roster) -> Result<(u32, Member), Refusal> {
+pub fn admit(
+    header: RendezvousHeader,
+    body: &[u8],
+    roster: &mut Roster,
+) -> Result<(u32, Member), JoinRefusal> {
     let join = match header.kind {
-        Kind::Join => Join::read_from_bytes(body).map_err(|_| Refusal::NoJoin)?,
-        _ => return Err(Refusal::NoJoin),
+        RendezvousKind::Join => Join::read_from_bytes(body).map_err(|_| JoinRefusal::NoJoin)?,
+        _ => return Err(JoinRefusal::NoJoin),
     };
     let rank = join.rank.get();
     roster.join(rank, join.nranks.get())?;

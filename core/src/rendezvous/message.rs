@@ -17,7 +17,7 @@ pub const NOBODY: u32 = u32::MAX;
 /// Kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
-pub enum Kind {
+pub enum RendezvousKind {
     /// Rank to hub, the first message: the rank says who it is.
     Join = 2,
     /// Hub to rank: the rank has joined.
@@ -29,7 +29,8 @@ pub enum Kind {
     Started = 5,
     /// From one rank to another, or to all others. The hub forwards the message.
     Blob = 6,
-    /// Rank `from` cannot go on, or is gone. The body says why, in words.
+    /// Rank `from` cannot go on, or is gone. `tag` is one more than the rank at fault, or 0 if that is `from`.
+    /// The body says why, in words.
     Failed = 7,
     /// Rank `from` is done.
     Left = 8,
@@ -42,26 +43,26 @@ pub enum Kind {
     Verdict = 11,
 }
 
-impl Kind {
-    const ALL: [Kind; 10] = [
-        Kind::Join,
-        Kind::Welcome,
-        Kind::Refused,
-        Kind::Started,
-        Kind::Blob,
-        Kind::Failed,
-        Kind::Left,
-        Kind::View,
-        Kind::Ask,
-        Kind::Verdict,
+impl RendezvousKind {
+    const ALL: [RendezvousKind; 10] = [
+        RendezvousKind::Join,
+        RendezvousKind::Welcome,
+        RendezvousKind::Refused,
+        RendezvousKind::Started,
+        RendezvousKind::Blob,
+        RendezvousKind::Failed,
+        RendezvousKind::Left,
+        RendezvousKind::View,
+        RendezvousKind::Ask,
+        RendezvousKind::Verdict,
     ];
 }
 
 /// Header of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Header {
+pub struct RendezvousHeader {
     /// Kind of the message.
-    pub kind: Kind,
+    pub kind: RendezvousKind,
     /// Rank that the message is from or about. [`NOBODY`] is the hub.
     pub from: u32,
     /// Rank that the message is for. [`NOBODY`] is all other ranks.
@@ -87,10 +88,10 @@ struct HeaderBytes {
 }
 static_assertions::const_assert_eq!(HEADER_BYTES, 20);
 
-impl Header {
+impl RendezvousHeader {
     /// Builds the header of a message from the hub or to the hub, with a body of `len` bytes.
-    pub const fn new(kind: Kind, len: usize) -> Self {
-        Header { kind, from: NOBODY, to: NOBODY, tag: 0, len: len as u32 }
+    pub const fn new(kind: RendezvousKind, len: usize) -> Self {
+        RendezvousHeader { kind, from: NOBODY, to: NOBODY, tag: 0, len: len as u32 }
     }
 
     /// Encodes the header.
@@ -105,7 +106,7 @@ impl Header {
     }
 }
 
-impl inbox::Header for Header {
+impl inbox::Header for RendezvousHeader {
     const BYTES: usize = HEADER_BYTES;
 
     fn parse(bytes: &[u8]) -> Result<Self, FrameError> {
@@ -113,8 +114,8 @@ impl inbox::Header for Header {
             return Err(FrameError::Kind(0));
         };
         let code = raw.kind.get();
-        let kind = Kind::ALL.into_iter().find(|kind| *kind as u32 == code);
-        Ok(Header {
+        let kind = RendezvousKind::ALL.into_iter().find(|kind| *kind as u32 == code);
+        Ok(RendezvousHeader {
             kind: kind.ok_or(FrameError::Kind(code))?,
             from: raw.from.get(),
             to: raw.to.get(),
@@ -132,7 +133,7 @@ impl inbox::Header for Header {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RendezvousMessage {
     /// Header of the message.
-    pub header: Header,
+    pub header: RendezvousHeader,
     /// Body of the message.
     pub body: heapless::Vec<u8, BODY_BYTES_MAX>,
 }
@@ -140,17 +141,17 @@ pub struct RendezvousMessage {
 impl RendezvousMessage {
     /// Builds a message from the hub or to the hub, about no rank. A body that exceeds
     /// [`SEALED_BYTES_MAX`] is cut.
-    pub fn new(kind: Kind, body: &[u8]) -> Self {
+    pub fn new(kind: RendezvousKind, body: &[u8]) -> Self {
         let body = &body[..body.len().min(SEALED_BYTES_MAX)];
         // The body fits, because it was cut.
         let body = heapless::Vec::from_slice(body).unwrap_or_default();
-        RendezvousMessage { header: Header::new(kind, body.len()), body }
+        RendezvousMessage { header: RendezvousHeader::new(kind, body.len()), body }
     }
 }
 
 /// Splits a byte stream into messages.
 #[derive(Debug)]
-pub struct Incoming(Inbox<Header>);
+pub struct Incoming(Inbox<RendezvousHeader>);
 
 impl Default for Incoming {
     fn default() -> Self {
@@ -170,7 +171,7 @@ impl Incoming {
     ///
     /// # Errors
     /// The header is not valid.
-    pub fn filled(&mut self, n: usize) -> Result<Option<(Header, &[u8])>, FrameError> {
+    pub fn filled(&mut self, n: usize) -> Result<Option<(RendezvousHeader, &[u8])>, FrameError> {
         self.0.filled(n)
     }
 }

@@ -4,7 +4,7 @@ use core::fmt;
 
 use super::rank_view::RankView;
 
-/// What the hub knows about a rank.
+/// The knowledge of the hub about a rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RankState {
     /// The rank was asked and has not had time to answer.
@@ -41,7 +41,7 @@ pub enum RankCause<'a> {
     Silent {
         /// The rank's last view, if there was one.
         last: Option<&'a RankView>,
-        /// As in [`RankState::Silent`].
+        /// Whether the rank's host acknowledges what is sent to it over TCP, if that is known.
         host_answers: Option<bool>,
     },
     /// The rank at fault has left the communicator.
@@ -64,7 +64,7 @@ pub enum RankCause<'a> {
         /// The rank that waits.
         to: (u32, &'a RankView),
     },
-    /// The ranks wait for each other, and all run the same operation.
+    /// The ranks wait for each other: in the same collective, or in sends and receives that do not meet.
     Circle,
 }
 
@@ -117,14 +117,16 @@ pub fn judge_ranks(states: &[RankState]) -> Option<RankVerdict<'_>> {
     verdict(None, RankCause::Circle)
 }
 
-/// Finds a rank that runs another operation than most ranks that are at the same collective. Returns the
-/// rank if it is in the minority, its view, and a rank of the others.
+/// Finds a rank that runs another operation than most ranks that are at the same collective, or has run it: a rank
+/// may be done although others wait. Returns the rank if it is in the minority, its view, and a rank of the
+/// others.
 fn mismatch<'a, I: Iterator<Item = (u32, &'a RankView)>>(
     views: impl Fn() -> I,
 ) -> Option<(Option<u32>, &'a RankView, (u32, &'a RankView))> {
-    let inside = || views().filter(|(_, view)| view.is_inside && view.is_collective);
-    let (_, first) = inside().min_by_key(|(_, view)| view.entered)?;
-    let peers = || inside().filter(|(_, view)| view.entered == first.entered);
+    let collective = || views().filter(|(_, view)| view.is_collective);
+    let inside = collective().filter(|(_, view)| view.is_inside);
+    let (_, first) = inside.min_by_key(|(_, view)| view.entered)?;
+    let peers = || collective().filter(|(_, view)| view.entered == first.entered);
     let count = |of: &RankView| peers().filter(|(_, view)| view.operation == of.operation).count();
     let most = peers().max_by_key(|(rank, view)| (count(view), core::cmp::Reverse(*rank)))?;
     let (rank, view) = peers().find(|(_, view)| view.operation != most.1.operation)?;
@@ -193,6 +195,12 @@ impl fmt::Display for RankVerdict<'_> {
                 sent.process,
                 waits.process,
                 named(waits)
+            )?,
+            RankCause::Circle if !view.is_collective => write!(
+                f,
+                "ranks wait for each other, one of them in {}: let peers send and receive in the same \
+                 order, or put the calls into a group",
+                named(view)
             )?,
             RankCause::Circle => write!(
                 f,

@@ -15,7 +15,7 @@ pub const RANK_VIEW_BYTES: usize = size_of::<RankViewBytes>();
 /// Description of an operation, such as `all_reduce of 1000 F32, Sum`.
 pub type OperationText = heapless::String<OPERATION_BYTES>;
 
-/// What a rank does.
+/// The knowledge of a rank about its own operation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RankView {
     /// The rank's process.

@@ -14,7 +14,7 @@ pub struct Roster {
 
 /// Why a rank may not join.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
+pub enum JoinRefusal {
     /// The message does not say which rank its sender is.
     #[error("it does not say which rank it is")]
     NoJoin,
@@ -57,15 +57,15 @@ impl Roster {
     ///
     /// # Errors
     /// The number of ranks differs, the rank is out of range, or it has joined already.
-    pub fn join(&mut self, rank: u32, nranks: u32) -> Result<(), Refusal> {
+    pub fn join(&mut self, rank: u32, nranks: u32) -> Result<(), JoinRefusal> {
         if nranks != self.nranks {
-            return Err(Refusal::Size { rank, theirs: nranks, ours: self.nranks });
+            return Err(JoinRefusal::Size { rank, theirs: nranks, ours: self.nranks });
         }
         if rank >= nranks {
-            return Err(Refusal::Rank { rank, nranks });
+            return Err(JoinRefusal::Rank { rank, nranks });
         }
         if self.has(rank) {
-            return Err(Refusal::Duplicate(rank));
+            return Err(JoinRefusal::Duplicate(rank));
         }
         self.joined[rank as usize / 64] |= 1 << (rank % 64);
         Ok(())
@@ -109,9 +109,9 @@ mod tests {
     fn each_rank_joins_once_and_knows_how_many_there_are() {
         let mut roster = Roster::new(3).unwrap();
         assert_eq!(roster.join(1, 3), Ok(()));
-        assert_eq!(roster.join(1, 3), Err(Refusal::Duplicate(1)));
-        assert_eq!(roster.join(0, 4), Err(Refusal::Size { rank: 0, theirs: 4, ours: 3 }));
-        assert_eq!(roster.join(3, 3), Err(Refusal::Rank { rank: 3, nranks: 3 }));
+        assert_eq!(roster.join(1, 3), Err(JoinRefusal::Duplicate(1)));
+        assert_eq!(roster.join(0, 4), Err(JoinRefusal::Size { rank: 0, theirs: 4, ours: 3 }));
+        assert_eq!(roster.join(3, 3), Err(JoinRefusal::Rank { rank: 3, nranks: 3 }));
         assert_eq!(roster.missing().to_string(), "ranks 0, 2 of 3");
         assert_eq!((roster.join(0, 3), roster.is_complete()), (Ok(()), false));
         assert_eq!(roster.missing().to_string(), "rank 2 of 3");

@@ -2,7 +2,7 @@
 
 use hmac_sha256::HMAC;
 
-use super::message::{HEADER_BYTES, Header, TAG_BYTES};
+use super::message::{HEADER_BYTES, RendezvousHeader, TAG_BYTES};
 use crate::auth::{Secret, Session};
 
 /// The end of a connection that sends a message.
@@ -36,15 +36,19 @@ impl Seal {
 
     /// Returns the header and the tag of the next message, whose body has at most
     /// [`SEALED_BYTES_MAX`](super::SEALED_BYTES_MAX) bytes.
-    pub fn seal(&mut self, header: Header, body: &[u8]) -> ([u8; HEADER_BYTES], [u8; TAG_BYTES]) {
-        let header = Header { len: (body.len() + TAG_BYTES) as u32, ..header }.to_bytes();
+    pub fn seal(
+        &mut self,
+        header: RendezvousHeader,
+        body: &[u8],
+    ) -> ([u8; HEADER_BYTES], [u8; TAG_BYTES]) {
+        let header = RendezvousHeader { len: (body.len() + TAG_BYTES) as u32, ..header }.to_bytes();
         let tag = self.tag(&header, body);
         (header, tag)
     }
 
     /// Checks the next message and returns its body without the tag. `None` means that the tag is
     /// wrong.
-    pub fn open<'a>(&mut self, header: Header, body: &'a [u8]) -> Option<&'a [u8]> {
+    pub fn open<'a>(&mut self, header: RendezvousHeader, body: &'a [u8]) -> Option<&'a [u8]> {
         let (body, tag) = body.split_last_chunk::<TAG_BYTES>()?;
         let expected = self.tag(&header.to_bytes(), body);
         let differ = expected.iter().zip(tag).fold(0, |differ, (a, b)| differ | (a ^ b));

@@ -13,12 +13,14 @@ use crate::auth::{SECRET_BYTES, Secret};
 fn meet(
     roster: &mut Roster,
     (rank, nranks): (u32, u32),
-) -> (Result<u32, Refusal>, Result<(), JoinError>) {
+) -> (Result<u32, JoinRefusal>, Result<(), JoinError>) {
     let said = join(rank, nranks, Member::default());
     let admitted = admit(said.header, &said.body, roster).map(|(rank, _)| rank);
     let answer = match &admitted {
-        Ok(_) => RendezvousMessage::new(Kind::Welcome, &[]),
-        Err(refusal) => RendezvousMessage::new(Kind::Refused, refusal.to_string().as_bytes()),
+        Ok(_) => RendezvousMessage::new(RendezvousKind::Welcome, &[]),
+        Err(refusal) => {
+            RendezvousMessage::new(RendezvousKind::Refused, refusal.to_string().as_bytes())
+        }
     };
     (admitted, joined(answer.header, &answer.body))
 }
@@ -36,7 +38,7 @@ fn ranks_join_in_any_order() {
 fn a_rank_that_counts_on_other_ranks_is_told_so_and_takes_no_place() {
     let mut roster = Roster::new(2).unwrap();
     let (hub, joined) = meet(&mut roster, (0, 3));
-    assert_eq!(hub, Err(Refusal::Size { rank: 0, theirs: 3, ours: 2 }));
+    assert_eq!(hub, Err(JoinRefusal::Size { rank: 0, theirs: 3, ours: 2 }));
     let text = "refused: rank 0 counts on 3 ranks, the communicator has 2";
     assert_eq!(joined.unwrap_err().to_string(), text);
     assert!(meet(&mut roster, (0, 2)).1.is_ok());
@@ -58,10 +60,10 @@ fn seal() -> Seal {
 }
 
 /// Returns the header as it arrives, and the body with its tag.
-fn sealed(seal: &mut Seal, header: Header, body: &[u8]) -> (Header, Vec<u8>) {
+fn sealed(seal: &mut Seal, header: RendezvousHeader, body: &[u8]) -> (RendezvousHeader, Vec<u8>) {
     let (_, tag) = seal.seal(header, body);
     let len = (body.len() + TAG_BYTES) as u32;
-    (Header { len, ..header }, body.iter().copied().chain(tag).collect())
+    (RendezvousHeader { len, ..header }, body.iter().copied().chain(tag).collect())
 }
 
 proptest! {
@@ -74,7 +76,7 @@ proptest! {
         from: u32,
     ) {
         let (mut ours, mut theirs) = (seal(), seal());
-        let header = Header { from, ..Header::new(Kind::Blob, 0) };
+        let header = RendezvousHeader { from, ..RendezvousHeader::new(RendezvousKind::Blob, 0) };
         let messages: Vec<_> =
             bodies.iter().map(|body| sealed(&mut ours, header, body)).collect();
         let which = which.index(messages.len());
@@ -83,7 +85,7 @@ proptest! {
                 let mut changed = body.clone();
                 changed[byte.index(body.len())] ^= 1 << bit;
                 prop_assert_eq!(theirs.clone().open(*header, &changed), None);
-                let other = Header { tag: header.tag ^ (1 << bit), ..*header };
+                let other = RendezvousHeader { tag: header.tag ^ (1 << bit), ..*header };
                 prop_assert_eq!(theirs.clone().open(other, body), None);
                 if let Some((header, body)) = messages.get(at + 1) {
                     prop_assert_eq!(theirs.clone().open(*header, body), None, "left out");
@@ -117,7 +119,7 @@ proptest! {
 
     #[test]
     fn messages_survive_their_bytes(from: u32, to: u32, tag: u32, body in prop::collection::vec(any::<u8>(), 0..1024)) {
-        let header = Header { from, to, tag, ..Header::new(Kind::Blob, body.len()) };
+        let header = RendezvousHeader { from, to, tag, ..RendezvousHeader::new(RendezvousKind::Blob, body.len()) };
         let mut incoming = Incoming::default();
         let bytes: Vec<u8> = header.to_bytes().into_iter().chain(body.clone()).collect();
         let mut rest = &bytes[..];

@@ -26,7 +26,7 @@ bitflags::bitflags! {
 
 /// Transport service, the upper three bits of the opcode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Transport {
+pub enum RoceTransport {
     /// Reliable connection (0).
     Rc,
     /// Unreliable connection (1).
@@ -65,7 +65,7 @@ impl Position {
     }
 }
 
-/// Opcode of a packet (IBTA §9.2.1): three bits of [`Transport`], then five bits of operation. Any
+/// Opcode of a packet (IBTA §9.2.1): three bits of [`RoceTransport`], then five bits of operation. Any
 /// byte is a legal value.
 ///
 /// Constants without a prefix are operations of the reliable connection.
@@ -83,8 +83,8 @@ macro_rules! opcodes {
         impl fmt::Debug for Opcode {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 let (transport, op) = match (self.transport(), self.connected()) {
-                    (Transport::Rc, Some(op)) => ("RC_", op),
-                    (Transport::Uc, Some(op)) => ("UC_", op),
+                    (RoceTransport::Rc, Some(op)) => ("RC_", op),
+                    (RoceTransport::Uc, Some(op)) => ("UC_", op),
                     _ => ("", *self),
                 };
                 match op {
@@ -127,15 +127,15 @@ opcodes! {
 
 impl Opcode {
     /// Transport service, from the upper three bits.
-    pub const fn transport(self) -> Transport {
+    pub const fn transport(self) -> RoceTransport {
         match self.0 >> 5 {
-            0 => Transport::Rc,
-            1 => Transport::Uc,
-            2 => Transport::Rd,
-            3 => Transport::Ud,
-            4 => Transport::Cnp,
-            5 => Transport::Xrc,
-            n => Transport::Other(n),
+            0 => RoceTransport::Rc,
+            1 => RoceTransport::Uc,
+            2 => RoceTransport::Rd,
+            3 => RoceTransport::Ud,
+            4 => RoceTransport::Cnp,
+            5 => RoceTransport::Xrc,
+            n => RoceTransport::Other(n),
         }
     }
 
@@ -143,7 +143,7 @@ impl Opcode {
     /// connection. The unreliable connection numbers its SENDs and WRITEs alike.
     pub(super) const fn connected(self) -> Option<Opcode> {
         match (self.transport(), self.0 & 0x1f) {
-            (Transport::Rc, op) | (Transport::Uc, op @ 0..=0x0b) => Some(Opcode(op)),
+            (RoceTransport::Rc, op) | (RoceTransport::Uc, op @ 0..=0x0b) => Some(Opcode(op)),
             _ => None,
         }
     }

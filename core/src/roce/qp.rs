@@ -53,6 +53,7 @@ mod requester;
 mod responder;
 mod ring;
 mod rtt;
+mod send_room;
 mod state;
 mod timer;
 mod tuning;
@@ -70,7 +71,7 @@ use responder::{Receive, Responder};
 use state::{EINVAL, ENOMEM};
 
 pub use counters::Counters;
-pub use env::{AccessFault, Destination, Env, Payload, Queue, Region, Side, Transmit};
+pub use env::{AccessFault, Destination, Env, Payload, QpSide, Queue, Region, Transmit};
 pub use linger::Lingering;
 pub use phase::{RequesterPhase, ResponderPhase};
 pub use responder::GRH_BYTES;
@@ -112,6 +113,8 @@ pub struct Qp<const SQ: usize, const RQ: usize> {
     responder: Responder<RQ>,
     /// Number of request packets that were sent while an acknowledge is due.
     before_ack: u32,
+    /// Number of packets of the responder that were sent in a row.
+    before_request: u32,
 }
 
 impl<const SQ: usize, const RQ: usize> Qp<SQ, RQ> {
@@ -140,6 +143,7 @@ impl<const SQ: usize, const RQ: usize> Qp<SQ, RQ> {
             requester: Requester::new(),
             responder: Responder::new(),
             before_ack: 0,
+            before_request: 0,
         })
     }
 
@@ -271,11 +275,6 @@ impl<const SQ: usize, const RQ: usize> Qp<SQ, RQ> {
         self.post_send_work(SendWqe::atomic(wr, atomic), env)
     }
 
-    /// Number of sends that the queue has room for.
-    pub fn send_room(&self) -> u32 {
-        self.cap.max_send_wr.saturating_sub(self.requester.posted())
-    }
-
     fn post_send_work(&mut self, wqe: SendWqe, env: &mut impl Env) -> Result<u16, NicError> {
         let wr = &wqe.wr;
         let refuse = |errno, cause| Err(NicError::new(Verb::PostSend, errno, cause));
@@ -360,7 +359,7 @@ impl<const SQ: usize, const RQ: usize> Qp<SQ, RQ> {
                 self.requester.handle_response(now_ns, packet, path, counters, env)
             }
             (false, QpType::Rc)
-                if answered && known && bth.opcode.transport() == super::Transport::Rc =>
+                if answered && known && bth.opcode.transport() == super::RoceTransport::Rc =>
             {
                 self.responder.handle_request(now_ns, packet, path, counters, env)
             }
@@ -418,9 +417,7 @@ impl<const SQ: usize, const RQ: usize> Qp<SQ, RQ> {
     /// A deferred acknowledge leaves behind the next requests.
     pub fn defer_ack(&mut self, since_ns: u64) -> bool {
         let deferred = self.responder.is_silent() && self.may_wait(since_ns);
-        if deferred {
-            self.before_ack = 0;
-        }
+        self.before_ack = if deferred { 0 } else { self.before_ack };
         deferred
     }
 
@@ -431,7 +428,7 @@ impl<const SQ: usize, const RQ: usize> Qp<SQ, RQ> {
         env: &mut impl Env,
     ) -> Result<Option<Transmit>, Fatal> {
         // A failed responder still has its NAK to send, so the state does not matter here.
-        let Qp { path, counters, requester, responder, before_ack, .. } = self;
+        let Qp { path, counters, requester, responder, before_ack, before_request, .. } = self;
         if !path.is_reliable() {
             return match self.state {
                 QpState::Rts => requester.poll_unreliable(now_ns, true, packets_max, path, env),
@@ -440,10 +437,13 @@ impl<const SQ: usize, const RQ: usize> Qp<SQ, RQ> {
             };
         }
         let ack_waits = responder.only_acknowledges() && *before_ack < path.train_packets;
-        if !ack_waits && let Some(transmit) = responder.poll_transmit(path, counters, env)? {
-            *before_ack = 0;
+        // A peer that always reads must not keep back this end's requests, which may have to be repeated.
+        let request_waits = !ack_waits && *before_request < path.train_packets;
+        if request_waits && let Some(transmit) = responder.poll_transmit(path, counters, env)? {
+            (*before_ack, *before_request) = (0, *before_request + 1);
             return Ok(Some(transmit));
         }
+        *before_request = 0;
         if matches!(self.state, QpState::Rts | QpState::Sqd) {
             let start = self.state == QpState::Rts;
             let before = if ack_waits { path.train_packets - *before_ack } else { u32::MAX };
@@ -455,7 +455,7 @@ impl<const SQ: usize, const RQ: usize> Qp<SQ, RQ> {
             }
         }
         *before_ack = 0;
-        if ack_waits { responder.poll_transmit(path, counters, env) } else { Ok(None) }
+        if request_waits { Ok(None) } else { responder.poll_transmit(path, counters, env) }
     }
 
     /// Handles expired timers. Call this function at [`Qp::deadline_ns`]. An earlier or repeated call

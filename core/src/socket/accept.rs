@@ -1,7 +1,7 @@
 //! The accepting end of connections. Sockets arrive in any order, for several connections at a time.
 
 use super::connect::{HandshakeSettings, HelloReader, Links, SOCKETS_MAX};
-use super::wire::{HELLO_BYTES, Hello, HelloError};
+use super::wire::{HELLO_BYTES, HelloError, SocketHello};
 use crate::conn::Stream;
 use crate::conn::stage::{Side, Stage};
 use crate::error::{Ends, Error};
@@ -19,7 +19,7 @@ pub struct PendingConnections<S> {
 
 /// A socket that leads to no connection, and the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refused {
+pub struct SocketRefused {
     /// Reason for the refusal.
     pub error: Error,
     /// Both ends of the refused socket.
@@ -30,7 +30,7 @@ pub struct Refused {
 struct PendingSocket<S> {
     stream: S,
     reader: HelloReader,
-    hello: Option<Hello>,
+    hello: Option<SocketHello>,
     /// The acceptor has tried to read from this socket since it arrived.
     was_heard: bool,
     /// All sockets of the connection have arrived. Only a control socket has this flag.
@@ -84,7 +84,7 @@ impl<S: Stream> PendingConnections<S> {
     /// This call closes that socket. It also closes the other sockets of the connection, unless the
     /// hello contradicts theirs. Other connections go on.
     #[expect(clippy::result_large_err, reason = "the core has no boxes, and connections are few")]
-    pub fn poll(&mut self, now_ns: u64) -> Result<Option<Links<S>>, Refused> {
+    pub fn poll(&mut self, now_ns: u64) -> Result<Option<Links<S>>, SocketRefused> {
         for at in 0..self.sockets.len() {
             if let Err(error) = self.listen_to(at, now_ns) {
                 return Err(self.refuse(at, error));
@@ -115,6 +115,8 @@ impl<S: Stream> PendingConnections<S> {
             socket.hello = socket.reader.read(&mut socket.stream, Stage::Recv)?;
             if let Some(hello) = socket.hello.clone() {
                 self.judge(at, &hello)?;
+                let SocketHello { index, sockets, .. } = hello;
+                debug!("{}: the hello of socket {index} of {sockets} is here", Side::Acceptor);
                 self.count(&hello);
             }
         }
@@ -132,7 +134,7 @@ impl<S: Stream> PendingConnections<S> {
     }
 
     /// Checks that a hello fits the other hellos of its connection.
-    fn judge(&self, at: usize, hello: &Hello) -> Result<(), Error> {
+    fn judge(&self, at: usize, hello: &SocketHello) -> Result<(), Error> {
         let others = self.sockets.iter().enumerate().filter(|(other, _)| *other != at);
         for other in others.filter_map(|(_, socket)| socket.hello.as_ref()) {
             if other.session == hello.session {
@@ -148,7 +150,7 @@ impl<S: Stream> PendingConnections<S> {
     }
 
     /// Marks the control socket of a connection if the last socket of the connection has arrived.
-    fn count(&mut self, hello: &Hello) {
+    fn count(&mut self, hello: &SocketHello) {
         if self.of_session(hello.session).count() < usize::from(hello.sockets) {
             return;
         }
@@ -168,7 +170,7 @@ impl<S: Stream> PendingConnections<S> {
             return Ok(None);
         }
         let Some(hello) = socket.hello.clone() else { return Ok(None) };
-        let answer = Hello { device: self.settings.device.clone(), ..hello }.to_bytes();
+        let answer = SocketHello { device: self.settings.device.clone(), ..hello }.to_bytes();
         let socket = &mut self.sockets[at];
         let failed = |error| Error::Stream { stage: Stage::Send, error, got: 0, want: 0 };
         socket.answered += socket.stream.send(&answer[socket.answered..]).map_err(failed)?;
@@ -176,6 +178,7 @@ impl<S: Stream> PendingConnections<S> {
             return Ok(None);
         }
         let ends = self.ends(at);
+        info!("{}: connected over {} sockets: {ends}", Side::Acceptor, hello.sockets);
         Ok(self.take_out(hello.session, ends, hello.shares_views))
     }
 
@@ -196,7 +199,7 @@ impl<S: Stream> PendingConnections<S> {
     }
 
     /// Closes a socket and the other sockets of its connection.
-    fn refuse(&mut self, at: usize, error: Error) -> Refused {
+    fn refuse(&mut self, at: usize, error: Error) -> SocketRefused {
         let ends = self.ends(at);
         let socket = self.sockets.swap_remove(at);
         // A socket that repeats the hello of another one may be a stranger's, so that connection
@@ -207,10 +210,10 @@ impl<S: Stream> PendingConnections<S> {
             drop(self.take_out(hello.session, Ends::default(), false));
         }
         warn!("{}: {}", Side::Acceptor, ends.report(error));
-        Refused { error, ends }
+        SocketRefused { error, ends }
     }
 
-    fn of_session(&self, session: u64) -> impl Iterator<Item = &Hello> {
+    fn of_session(&self, session: u64) -> impl Iterator<Item = &SocketHello> {
         let hellos = self.sockets.iter().filter_map(|socket| socket.hello.as_ref());
         hellos.filter(move |hello| hello.session == session)
     }
@@ -231,13 +234,13 @@ impl<S> PendingSocket<S> {
     }
 }
 
-impl core::fmt::Display for Refused {
+impl core::fmt::Display for SocketRefused {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         self.ends.report(self.error).fmt(f)
     }
 }
 
-impl core::error::Error for Refused {}
+impl core::error::Error for SocketRefused {}
 
 #[cfg(test)]
 mod tests {
@@ -275,7 +278,7 @@ mod tests {
 
     fn rank(session: u64, index: u16) -> Caller {
         let device = DeviceName::default();
-        let hello = Hello { index, sockets: 2, session, device, shares_views: true };
+        let hello = SocketHello { index, sockets: 2, session, device, shares_views: true };
         Caller(heapless::Vec::from_slice(&hello.to_bytes()).unwrap())
     }
 

@@ -1,7 +1,7 @@
 //! The connecting end: proves itself and says hello on every socket, then awaits one answer.
 
 use super::LANES_MAX;
-use super::wire::{HELLO_BYTES, Hello, HelloError};
+use super::wire::{HELLO_BYTES, HelloError, SocketHello};
 use crate::auth::Calling;
 use crate::conn::Stream;
 use crate::conn::stage::{Side, Stage};
@@ -35,10 +35,10 @@ pub struct Links<S> {
     pub shares_views: bool,
 }
 
-/// A connection that is being opened. Call [`Connector::poll`] until it returns the sender's [`Links`]
+/// A connection that is being opened. Call [`SocketConnector::poll`] until it returns the sender's [`Links`]
 /// or fails.
 #[derive(Debug)]
-pub struct Connector<S> {
+pub struct SocketConnector<S> {
     /// Sockets in the order of their numbers. The list is empty after a success or a failure.
     sockets: heapless::Vec<Outbound<S>, SOCKETS_MAX>,
     session: u64,
@@ -58,7 +58,7 @@ struct Outbound<S> {
     sent: usize,
 }
 
-impl<S: Stream> Connector<S> {
+impl<S: Stream> SocketConnector<S> {
     /// Opens a connection over `sockets`: control first, then main, then lanes. The sockets may still
     /// be connecting. Each socket comes with the proof that this end knows the handle's secret. With
     /// `None`, the peer may be anybody. `session` is a random number.
@@ -74,7 +74,7 @@ impl<S: Stream> Connector<S> {
             sockets.into_iter().take(SOCKETS_MAX).map(outbound).collect();
         let peer = sockets.first().and_then(|control| control.stream.peer_addr());
         let few = Error::Argument("a connection needs a control and a main socket");
-        Connector {
+        SocketConnector {
             failed: (sockets.len() < 2).then_some(few),
             sockets,
             session,
@@ -123,14 +123,18 @@ impl<S: Stream> Connector<S> {
         for (index, socket) in (0..).zip(&mut self.sockets) {
             let device = self.ends.device.clone();
             let session = self.session;
-            let hello = Hello { index, sockets, session, device, shares_views: true };
+            let hello = SocketHello { index, sockets, session, device, shares_views: true };
             are_sent &= socket.say(&hello)?;
         }
         let Some(control) = self.sockets.first_mut() else { return Ok(None) };
         if !are_sent {
             return Ok(None);
         }
-        self.stage = Stage::Connecting;
+        if self.stage != Stage::Connecting {
+            let (side, from, to) = (Side::Connector, self.stage, Stage::Connecting);
+            debug!("{side}: the handshake of {sockets} sockets goes from {from} to {to}");
+            self.stage = to;
+        }
         let Some(hello) = self.answer.read(&mut control.stream, self.stage)? else {
             return Ok(None);
         };
@@ -142,6 +146,7 @@ impl<S: Stream> Connector<S> {
         }
         self.ends.peer_device = hello.device;
         self.stage = Stage::Connected;
+        info!("{}: connected over {sockets} sockets: {}", Side::Connector, self.ends);
         let streams = core::mem::take(&mut self.sockets).into_iter().map(|socket| socket.stream);
         Ok(Links::gather(streams, self.ends.clone(), hello.shares_views))
     }
@@ -149,19 +154,25 @@ impl<S: Stream> Connector<S> {
 
 impl<S: Stream> Outbound<S> {
     /// Makes progress and returns whether the whole hello is sent.
-    fn say(&mut self, hello: &Hello) -> Result<bool, Error> {
+    fn say(&mut self, hello: &SocketHello) -> Result<bool, Error> {
         let stage = self.stage;
         let failed = |error| Error::Stream { stage, error, got: 0, want: 0 };
         if self.stage == Stage::Connect && self.stream.poll_connected().map_err(failed)? {
-            self.stage = Stage::Authenticate;
+            self.advance(Stage::Authenticate, hello.index);
         }
         if self.stage == Stage::Authenticate && self.is_proved()? {
-            self.stage = Stage::Send;
+            self.advance(Stage::Send, hello.index);
         }
         if self.stage == Stage::Send && self.sent < HELLO_BYTES {
             self.sent += self.stream.send(&hello.to_bytes()[self.sent..]).map_err(failed)?;
         }
         Ok(self.sent >= HELLO_BYTES)
+    }
+
+    fn advance(&mut self, to: Stage, index: u16) {
+        let (side, from) = (Side::Connector, self.stage);
+        debug!("{side}: the handshake of socket {index} goes from {from} to {to}");
+        self.stage = to;
     }
 
     /// Makes progress and returns whether both ends have proved themselves, or need no proof.
@@ -201,7 +212,7 @@ impl HelloReader {
         &mut self,
         stream: &mut impl Stream,
         stage: Stage,
-    ) -> Result<Option<Hello>, Error> {
+    ) -> Result<Option<SocketHello>, Error> {
         while self.got < HELLO_BYTES {
             let (got, want) = self.progress();
             match stream.recv(&mut self.bytes[self.got..]) {
@@ -210,7 +221,7 @@ impl HelloReader {
                 Err(error) => return Err(Error::Stream { stage, error, got, want }),
             }
         }
-        Hello::parse(&self.bytes).map(Some).map_err(Error::Hello)
+        SocketHello::parse(&self.bytes).map(Some).map_err(Error::Hello)
     }
 
     /// Number of bytes that have arrived, and number of all bytes.

@@ -85,7 +85,7 @@ pub struct Chunks {
 
 /// One part of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Chunk {
+pub struct SocketChunk {
     /// Number of the lane that carries the chunk.
     pub lane: u16,
     /// Offset of the first byte in the message.
@@ -115,14 +115,14 @@ impl Chunks {
 }
 
 impl Iterator for Chunks {
-    type Item = Chunk;
+    type Item = SocketChunk;
 
-    fn next(&mut self) -> Option<Chunk> {
+    fn next(&mut self) -> Option<SocketChunk> {
         let len = self.chunk_bytes.min(self.len - self.offset);
         if len == 0 {
             return None;
         }
-        let chunk = Chunk { lane: self.lane, offset: self.offset, len };
+        let chunk = SocketChunk { lane: self.lane, offset: self.offset, len };
         self.offset += len;
         self.lane = (self.lane + 1) % self.lanes;
         Some(chunk)

@@ -8,8 +8,8 @@ use heapless::Deque;
 
 use super::layout::is_long;
 use super::tag_queue::TagQueue;
-use super::wire::{FRAME_BYTES, Frame, FrameError, FrameKind};
-use super::{AHEAD_BYTES, AHEAD_MESSAGES, BUFFERS_MAX, Chunks};
+use super::wire::{FRAME_BYTES, Frame, FrameKind, SocketFrameError};
+use super::{AHEAD_BYTES, AHEAD_MESSAGES, BUFFERS_MAX, CHUNK_BYTES_MIN, Chunks};
 use crate::comm::Request;
 use crate::error::Error;
 use crate::fifo::{DEPTH_MAX, RECVS_MAX};
@@ -339,6 +339,12 @@ impl Receiver {
         self.idle_looks = self.idle_looks.saturating_add(1);
     }
 
+    /// Notes that the caller is about to sleep. The sender may not send a long message ahead of its buffer, and
+    /// no look that finds nothing follows by which the buffer would be announced in time.
+    pub fn will_sleep(&mut self) {
+        self.news_awaited |= self.news.iter().any(|buf| buf.len > CHUNK_BYTES_MIN);
+    }
+
     /// Fills `frames` with the frames to send over control, and returns their length in bytes. The
     /// length is 0 if it is not yet time to announce buffers.
     pub fn take_news(&mut self, frames: &mut [u8]) -> usize {
@@ -445,7 +451,7 @@ impl Receiver {
         }
         if !self.parked.may_come(len) {
             let waiting = self.parked.bytes();
-            return Err(Error::Frame(FrameError::Ahead { len, waiting }));
+            return Err(Error::Frame(SocketFrameError::Ahead { len, waiting }));
         }
         let Some(place) = self.parked.enter(len, tag, to_fit) else { return Ok(None) };
         Ok(Some(self.begin(Main::Park { place, len })))

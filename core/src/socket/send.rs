@@ -4,7 +4,7 @@ use core::ops::Range;
 
 use super::layout::is_long;
 use super::tag_queue::TagQueue;
-use super::wire::{FRAME_BYTES, Frame, FrameError, FrameKind, VIEW_FRAME_BYTES, ViewFrame};
+use super::wire::{FRAME_BYTES, Frame, FrameKind, SocketFrameError, VIEW_FRAME_BYTES, ViewFrame};
 use super::{AHEAD_BYTES, AHEAD_MESSAGES, BUFFERS_MAX, Chunks};
 use crate::comm::Request;
 use crate::error::Error;
@@ -279,7 +279,7 @@ impl Sender {
                 }
             }
             None if self.buffers.push(tag, room) => {}
-            None => return Err(Error::Frame(FrameError::Buffers)),
+            None => return Err(Error::Frame(SocketFrameError::Buffers)),
         }
         Ok(())
     }

@@ -4,6 +4,6 @@ mod frame;
 mod hello;
 mod view_frame;
 
-pub use frame::{FRAME_BYTES, Frame, FrameError, FrameKind};
-pub use hello::{HELLO_BYTES, Hello, HelloError};
+pub use frame::{FRAME_BYTES, Frame, FrameKind, SocketFrameError};
+pub use hello::{HELLO_BYTES, HelloError, SocketHello};
 pub use view_frame::{VIEW_FRAME_BYTES, ViewFrame};

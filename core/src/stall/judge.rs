@@ -1,47 +1,49 @@
 //! The verdict, from both ends' views.
 
 use super::verdict::{Cause, Verdict};
-use super::view::{EndView, Process, Role, Wait};
+use super::view::{EndView, OwnNetwork, Process, Role, Wait};
 
-/// What an end knows about its peer.
+/// What an end has heard of its peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Contact {
     /// The peer exchanges no views: it is of an older version, or speaks NCCL's wire.
     None,
     /// The peer's latest view.
     View(EndView),
-    /// The peer does not answer. The processes at the connection's ends are as last known.
-    Silent {
-        /// The peer's process, if it was ever named.
-        process: Process,
-        /// Whether the peer's host acknowledges what this end sends over TCP, if that is known.
-        host_answers: Option<bool>,
-    },
+    /// The peer does not answer. Its process is as last known, if it was ever named.
+    Silent(Process),
 }
 
-/// Returns why nothing moves on a connection. `own` is the view of the end with the role `role`. Returns
-/// `None` if no end waits for anything.
-pub fn judge(role: Role, own: &EndView, contact: &Contact) -> Option<Verdict> {
+/// Returns why nothing moves on a connection. `own` is the view of the end with the role `role`, and `network`
+/// what this end alone knows of the network. Returns `None` if no end waits for anything.
+pub fn judge(role: Role, own: &EndView, contact: &Contact, network: OwnNetwork) -> Option<Verdict> {
     let peer = role.other();
-    match contact {
+    let verdict = match contact {
         Contact::View(theirs) => {
             let [sender, receiver] = in_order(role, own, theirs);
-            judge_both(sender, receiver)
+            judge_both(sender, receiver)?
         }
-        Contact::Silent { process, host_answers } if own.is_waiting => {
-            let cause = match host_answers {
-                Some(true) => Cause::Stopped { end: peer },
-                Some(false) => Cause::HostGone { end: peer },
-                None => Cause::Silent { end: peer },
+        Contact::Silent(process) if own.is_waiting => {
+            let cause = match network {
+                // A peer cannot answer over a port that is down.
+                OwnNetwork { port_trouble: Some(trouble), .. } => {
+                    Cause::Port { end: role, trouble }
+                }
+                OwnNetwork { host_answers: Some(true), .. } => Cause::Stopped { end: peer },
+                _ if own.is_recovering => Cause::Recovery,
+                OwnNetwork { host_answers: Some(false), .. } => Cause::HostGone { end: peer },
+                // Nobody knows of the host, but the queue pairs may work.
+                OwnNetwork { host_answers: None, .. } => judge_one(role, own),
             };
-            Some(verdict(cause, in_order(role, own.process, *process), own))
+            verdict(cause, in_order(role, own.process, *process), own)
         }
         Contact::None if own.is_waiting => {
             let cause = judge_one(role, own);
-            Some(verdict(cause, in_order(role, own.process, Process::default()), own))
+            verdict(cause, in_order(role, own.process, Process::default()), own)
         }
-        _ => None,
-    }
+        _ => return None,
+    };
+    Some(Verdict { own: network, ..verdict })
 }
 
 fn in_order<T>(role: Role, own: T, theirs: T) -> [T; 2] {
@@ -54,7 +56,7 @@ fn in_order<T>(role: Role, own: T, theirs: T) -> [T; 2] {
 /// A verdict without a known last call of the program at fault.
 fn verdict(cause: Cause, processes: [Process; 2], waiting: &EndView) -> Verdict {
     let EndView { still_ms, wait, .. } = *waiting;
-    Verdict { cause, processes, still_ms, call_ms: u32::MAX, wait }
+    Verdict { cause, processes, still_ms, call_ms: u32::MAX, wait, own: OwnNetwork::default() }
 }
 
 fn judge_both(sender: &EndView, receiver: &EndView) -> Option<Verdict> {
@@ -70,7 +72,7 @@ fn judge_both(sender: &EndView, receiver: &EndView) -> Option<Verdict> {
     let still = |view: &EndView| if view.is_waiting { view.still_ms } else { 0 };
     let still_ms = still(sender).max(still(receiver));
     let processes = [sender.process, receiver.process];
-    Some(Verdict { cause, processes, still_ms, call_ms, wait })
+    Some(Verdict { cause, processes, still_ms, call_ms, wait, own: OwnNetwork::default() })
 }
 
 /// Whether the program at an end has made no call for as long as the connection stands still.

@@ -12,7 +12,7 @@
 const SHARE: u64 = 100;
 /// The speed in Mbit/s of the slowest port that counts as such.
 const SPEED_MBPS_MIN: u64 = 1_000;
-/// The patience doubles at most this often.
+/// The time doubles at most this often.
 const DOUBLINGS_MAX: u32 = 6;
 
 /// The rows of an end.
@@ -77,14 +77,14 @@ impl PathWatch {
     }
 
     /// Looks at the progress. A peer that has seen rows counts as progress if `seen_counts`: the rows then
-    /// await a later message. `patience_ns` is the time without progress after which the queue pairs are
+    /// await a later message. `suspect_after_ns` is the time without progress after which the queue pairs are
     /// suspected.
     pub(crate) fn look(
         &mut self,
         now_ns: u64,
         rows: PathRows,
         seen_counts: bool,
-        patience_ns: u64,
+        suspect_after_ns: u64,
     ) -> PathVerdict {
         let answer = self.answer.take();
         if let Some(seen) = answer.filter(|_| seen_counts) {
@@ -112,7 +112,7 @@ impl PathWatch {
             }
             return PathVerdict::Fine;
         }
-        let pause_ns = (patience_ns / 2) << self.in_vain.min(DOUBLINGS_MAX);
+        let pause_ns = (suspect_after_ns / 2) << self.in_vain.min(DOUBLINGS_MAX);
         if self.is_asked || now_ns.saturating_sub(since_ns) < pause_ns {
             return PathVerdict::Fine;
         }
@@ -123,7 +123,7 @@ impl PathWatch {
 
 /// The time without progress after which queue pairs are suspected that carry a row of `bytes` over a port
 /// of this speed. `least_ns` is the time for an empty row.
-pub(crate) fn patience_ns(least_ns: u64, bytes: u64, speed_mbps: u32) -> u64 {
+pub(crate) fn suspect_after_ns(least_ns: u64, bytes: u64, speed_mbps: u32) -> u64 {
     let speed_mbps = u64::from(speed_mbps).max(SPEED_MBPS_MIN);
     least_ns.saturating_add(bytes.saturating_mul(8 * 1000 * SHARE) / speed_mbps)
 }
@@ -202,8 +202,8 @@ mod tests {
 
     #[test]
     fn long_rows_get_more_time() {
-        assert_eq!(patience_ns(500 * MS, 0, 100_000), 500 * MS);
+        assert_eq!(suspect_after_ns(500 * MS, 0, 100_000), 500 * MS);
         // A hundredth of 100 Gbit/s is 125 MB/s.
-        assert_eq!(patience_ns(500 * MS, 125_000_000, 100_000), 1500 * MS);
+        assert_eq!(suspect_after_ns(500 * MS, 125_000_000, 100_000), 1500 * MS);
     }
 }

@@ -2,10 +2,10 @@
 
 use core::fmt;
 
-use super::view::{Process, Role, Wait};
+use super::view::{OwnNetwork, Process, Role, Wait};
 
 /// Why nothing moves on a connection, and whose fault that is. Its display is one sentence, the same at both
-/// ends.
+/// ends. If the network is at fault, the sentence goes on with what this end alone knows of the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Verdict {
     /// Why nothing moves.
@@ -18,6 +18,8 @@ pub struct Verdict {
     pub call_ms: u32,
     /// The call that the program at the other end repeats.
     pub wait: Wait,
+    /// The knowledge of this end alone about its network.
+    pub own: OwnNetwork,
 }
 
 /// Why nothing moves.
@@ -69,6 +71,13 @@ pub enum Cause {
     },
     /// New queue pairs are being made.
     Recovery,
+    /// The port of an end has a fault.
+    Port {
+        /// The end of the port.
+        end: Role,
+        /// The fault.
+        trouble: &'static str,
+    },
     /// The process of an end does not answer, but its host does.
     Stopped {
         /// The end that does not answer.
@@ -79,16 +88,11 @@ pub enum Cause {
         /// The end that does not answer.
         end: Role,
     },
-    /// The process of an end does not answer. Whether its host does is unknown.
-    Silent {
-        /// The end that does not answer.
-        end: Role,
-    },
-    /// Seen from one end: the sender knows of no receive. The peer does not exchange views.
+    /// Seen from one end: the sender knows of no receive. The peer does not exchange views, or does not answer.
     NoReceiveSeen,
-    /// Seen from one end: nothing arrives. The peer does not exchange views.
+    /// Seen from one end: nothing arrives. The peer does not exchange views, or does not answer.
     NothingArrives,
-    /// Seen from one end: nothing is acknowledged. The peer does not exchange views.
+    /// Seen from one end: nothing is acknowledged. The peer does not exchange views, or does not answer.
     NotAcknowledged {
         /// Number of messages on the way.
         count: u64,
@@ -123,8 +127,7 @@ impl Cause {
             Cause::NotTested { end, .. }
             | Cause::NoCalls { end }
             | Cause::Stopped { end }
-            | Cause::HostGone { end }
-            | Cause::Silent { end } => Some(*end),
+            | Cause::HostGone { end } => Some(*end),
             _ => None,
         }
     }
@@ -137,9 +140,13 @@ impl Verdict {
         warn!("{ends}: {self}");
     }
 
-    fn named(&self, end: Role) -> impl fmt::Display {
+    fn process(&self, end: Role) -> Process {
         let [sender, receiver] = self.processes;
-        let process = if end == Role::Sender { sender } else { receiver };
+        if end == Role::Sender { sender } else { receiver }
+    }
+
+    fn named(&self, end: Role) -> impl fmt::Display {
+        let process = self.process(end);
         fmt::from_fn(move |f| write!(f, "{} ({process})", end.name()))
     }
 }
@@ -205,6 +212,12 @@ impl fmt::Display for Verdict {
                 "{sender} and {receiver} make new queue pairs for {still}, because the network or a \
                  port failed: look at both ports and cables"
             )?,
+            Cause::Port { end, trouble } => write!(
+                f,
+                "the port of {} has a fault, and nothing moves for {still}: {trouble}; look at its \
+                 interface (ip link) and its cable",
+                self.named(*end)
+            )?,
             Cause::Stopped { end } => write!(
                 f,
                 "the process of {} does not answer for {still}, and its host does: it is stopped \
@@ -215,12 +228,6 @@ impl fmt::Display for Verdict {
                 f,
                 "the host of {} does not answer for {still}, not even over TCP: it is down, frozen, \
                  or the network to it is cut",
-                self.named(*end)
-            )?,
-            Cause::Silent { end } => write!(
-                f,
-                "{} does not answer for {still}: its process is stopped, its host is down, or the \
-                 network to it is cut",
                 self.named(*end)
             )?,
             Cause::NoReceiveSeen => {
@@ -239,19 +246,41 @@ impl fmt::Display for Verdict {
                  not carry them, or the peer is gone{ONE_SIDED}"
             )?,
         }
-        match (self.cause.culprit(), self.call_ms) {
-            (Some(_), ms) if ms != u32::MAX => {
-                write!(f, "; its program's last call was {} ago", Seconds(ms))
+        if let Cause::Network { .. } | Cause::Recovery = cause {
+            self.write_own(f)?;
+        }
+        let Some(end) = cause.culprit() else { return Ok(()) };
+        if self.call_ms != u32::MAX {
+            write!(f, "; its program's last call was {} ago", Seconds(self.call_ms))?;
+        }
+        match cause {
+            Cause::HostGone { .. } => f.write_str("; look at that host's console and link"),
+            Cause::NoReceive
+            | Cause::NotTested { .. }
+            | Cause::NotSent { .. }
+            | Cause::NoCalls { .. } => {
+                let pid = self.process(end).pid;
+                write!(f, "; look at that program's stack (gdb -p {pid}, py-spy dump -p {pid})")
             }
             _ => Ok(()),
         }
     }
 }
 
-/// The peer is an older version, or speaks NCCL's wire.
+/// The peer is an older version, speaks NCCL's wire, or does not answer, because the TCP connection is lost.
 const ONE_SIDED: &str = " (seen from one end, since the peer says nothing of itself)";
 
 impl Verdict {
+    fn write_own(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(trouble) = self.own.port_trouble {
+            write!(f, "; this end's port has a fault: {trouble}")?;
+        }
+        for rail in (0..u8::BITS).filter(|rail| self.own.rails_down >> rail & 1 != 0) {
+            write!(f, "; rail {rail} is down")?;
+        }
+        Ok(())
+    }
+
     fn write_wait(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.wait {
             Wait::Send { tag, len } => write!(f, " to send {len} bytes with tag {tag:#x}"),

@@ -83,6 +83,24 @@ pub struct EndView {
     pub wait: Wait,
 }
 
+/// The knowledge of one end about its network, which no message to the peer has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OwnNetwork {
+    /// Whether the peer's host acknowledges what this end sends over TCP, if that is known.
+    pub host_answers: Option<bool>,
+    /// The fault of this end's port, if it has one.
+    pub port_trouble: Option<&'static str>,
+    /// The rails of the connection that do not carry data although they could, a bit for each rail.
+    pub rails_down: u8,
+}
+
+impl OwnNetwork {
+    /// The knowledge of an end without a port of its own, as over TCP.
+    pub fn of_host(host_answers: Option<bool>) -> Self {
+        OwnNetwork { host_answers, ..OwnNetwork::default() }
+    }
+}
+
 /// A view on the wire, little-endian.
 ///
 /// ```text

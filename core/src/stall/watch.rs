@@ -2,7 +2,7 @@
 
 use super::judge::{Contact, judge};
 use super::verdict::Verdict;
-use super::view::{EndView, Process, Role, Wait};
+use super::view::{EndView, OwnNetwork, Process, Role, Wait};
 use crate::error::Ends;
 use crate::metrics::{EndNumbers, Sampler};
 
@@ -27,21 +27,23 @@ pub struct StallSettings {
 /// How far an end is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// As in [`EndView::begun`].
+    /// Number of receives that the sender has filled, or that the receiver has posted.
     pub begun: u64,
-    /// As in [`EndView::done`].
+    /// Number of these that are acknowledged, or that have arrived.
     pub done: u64,
-    /// As in [`EndView::seen`].
+    /// For a sender: number of posted receives that it knows of. For a receiver over TCP: number of buffers
+    /// that messages have met.
     pub seen: u64,
-    /// As in [`EndView::seen_tag`].
+    /// For a sender: tag of the next receive that it knows of. For a receiver over TCP: tag of its oldest
+    /// buffer that no message has met.
     pub seen_tag: u32,
-    /// As in [`EndView::ahead_tag`].
+    /// For a sender over TCP: tag of its oldest message that has met no buffer that the sender knows of.
     pub ahead_tag: Option<u32>,
-    /// As in [`EndView::lacking`].
+    /// For a sender: number of sends that the group at its head still lacks.
     pub lacking: u32,
-    /// As in [`EndView::untested`].
+    /// Number of requests that are done and were not tested.
     pub untested: u32,
-    /// As in [`EndView::is_recovering`].
+    /// Whether the end makes new queue pairs.
     pub is_recovering: bool,
 }
 
@@ -203,10 +205,6 @@ impl Watch {
         let Counts { begun, done, untested, is_recovering, .. } = self.counts;
         let recent_ns = WAITS_WITHIN_NS.max(4 * now_ns.saturating_sub(self.looked_ns));
         let calls = self.wait != Wait::None && now_ns.saturating_sub(self.wait_ns) <= recent_ns;
-        if self.moves_in_calls && self.settings.is_judged_above {
-            // What the program does not do looks like a fault of the network.
-            return false;
-        }
         if is_recovering {
             return true;
         }
@@ -216,6 +214,12 @@ impl Watch {
             (_, Wait::Test | Wait::Recv) if calls => true,
             _ => untested > 0 && !self.settings.is_judged_above,
         }
+    }
+
+    /// Whether only the ranks of a communicator can judge a stall: over TCP a program that does nothing looks
+    /// like a fault of the network.
+    fn is_for_ranks(&self) -> bool {
+        self.moves_in_calls && self.settings.is_judged_above
     }
 
     /// Takes the peer's view. `asks` says whether the peer wants this end's view.
@@ -232,6 +236,7 @@ impl Watch {
             return None;
         }
         let asks = self.settings.after_ns > 0
+            && !self.is_for_ranks()
             && self.still_ns(now_ns) >= self.settings.after_ns / 2
             && now_ns >= self.next_ask_ns;
         if asks {
@@ -267,13 +272,8 @@ impl Watch {
         }
     }
 
-    /// Returns a verdict to tell the user of, if it is time. `host_answers` returns whether the peer's host
-    /// acknowledges what this end has sent over TCP, if that is known.
-    pub fn warning(
-        &mut self,
-        now_ns: u64,
-        host_answers: impl FnOnce() -> Option<bool>,
-    ) -> Option<Verdict> {
+    /// Returns a verdict to tell the user of, if it is time. `own` returns what this end knows alone.
+    pub fn warning(&mut self, now_ns: u64, own: impl FnOnce() -> OwnNetwork) -> Option<Verdict> {
         if self.settings.after_ns == 0 {
             return None;
         }
@@ -292,19 +292,22 @@ impl Watch {
         if still_ns < self.warn_at_ns {
             return None;
         }
+        if self.is_for_ranks() {
+            (self.stalls, self.warn_at_ns) = (self.stalls + 1, u64::MAX);
+            return None;
+        }
         let is_silent = |asked_ns| now_ns.saturating_sub(asked_ns) >= self.silent_after_ns();
         let contact = match (self.is_shared, theirs, self.asked_ns) {
             (false, ..) => Contact::None,
             (_, Some((view, _)), None) => Contact::View(view),
-            (_, _, Some(asked_ns)) if is_silent(asked_ns) => Contact::Silent {
-                process: self.answer.map_or(Process::default(), |(view, _)| view.process),
-                host_answers: host_answers(),
-            },
+            (_, _, Some(asked_ns)) if is_silent(asked_ns) => {
+                Contact::Silent(self.answer.map_or(Process::default(), |(view, _)| view.process))
+            }
             (_, Some((view, _)), _) => Contact::View(view),
             // The peer has not had time to answer.
             _ => return None,
         };
-        let verdict = judge(self.role, &self.view(now_ns), &contact)?;
+        let verdict = judge(self.role, &self.view(now_ns), &contact, own())?;
         if self.verdict.is_none() {
             self.stalls += 1;
         }
@@ -316,17 +319,17 @@ impl Watch {
     }
 
     /// Takes the counts of a look, warns if it is time, and keeps the verdict in `ends`. Returns what
-    /// [`Watch::to_send`] returns. `host_answers` is as for [`Watch::warning`].
+    /// [`Watch::to_send`] returns. `own` is as for [`Watch::warning`].
     pub fn attend(
         &mut self,
         counts: Counts,
         now_ns: u64,
-        host_answers: impl FnOnce() -> Option<bool>,
+        own: impl FnOnce() -> OwnNetwork,
         ends: &mut Ends,
     ) -> Option<(EndView, bool)> {
         self.look(counts, now_ns);
         // What was sent before now has had time to arrive.
-        if let Some(verdict) = self.warning(now_ns, host_answers) {
+        if let Some(verdict) = self.warning(now_ns, own) {
             verdict.tell(ends);
         }
         ends.stall = self.verdict;

@@ -29,7 +29,7 @@ impl Machine {
     }
 
     fn decide(&self, gpu: &GpuInfo, nic: &str, dma_buf: bool, policy: Policy) -> Decision {
-        let nic = NicReach::Rdma { device: nic.to_owned(), dma_buf };
+        let nic = NicReach::Rdma { devices: vec![nic.to_owned()], dma_buf };
         Host::probe(self.sysfs()).decide(gpu, &nic, policy)
     }
 }
@@ -74,6 +74,11 @@ fn what_is_too_far_apart_is_staged_and_the_level_moves() {
     let text = "staging: GPU and NIC are SYS apart, beyond NCCL_NET_GDR_LEVEL=PHB";
     assert_eq!(far.to_string(), text);
     assert_eq!(decide("mlx5_1", PciDistance::Sys).path, Path::DmaBuf);
+    // Of ports that work together, the farthest decides.
+    let devices = ["mlx5_0", "mlx5_1"].map(str::to_owned).to_vec();
+    let both = NicReach::Rdma { devices, dma_buf: true };
+    let policy = Policy { level: PciDistance::Phb, dma_buf: true };
+    assert_eq!(Host::probe(machine.sysfs()).decide(&gpu(), &both, policy).path, Path::Staging);
 }
 
 #[test]
@@ -211,7 +216,8 @@ fn every_combination_of_what_is_found_is_decided_as_a_table_says() {
                                 .to_owned(),
                         };
                         let gpu = GpuInfo { gpudirect, dma_buf: of_gpu, ..gpu() };
-                        let reach = NicReach::Rdma { device: nic.to_owned(), dma_buf: of_nic };
+                        let reach =
+                            NicReach::Rdma { devices: vec![nic.to_owned()], dma_buf: of_nic };
                         let policy = Policy { level, dma_buf: enabled };
                         let decision = host.decide(&gpu, &reach, policy);
                         let case = (loaded, nic, level, enabled, of_gpu, of_nic, gpudirect);

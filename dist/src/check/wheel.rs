@@ -4,8 +4,8 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 
-use super::Outcome;
 use super::root::{is_installed, paths, remove};
+use super::{Outcome, PRELOADED};
 use crate::shell;
 
 /// A program with two ranks, which needs no NumPy.
@@ -72,6 +72,7 @@ fn install(python: &str, wheel: &Path, environment: &Path) -> Result<()> {
     pip(&["check"])?;
     let sizes = ["--min-bytes", "8", "--max-bytes", "64K", "--factor", "64", "--iters", "50"];
     run("invar", &[&["perf"], &sizes[..]].concat())?;
+    run("invar", &[&["run", "--"], &PRELOADED[..]].concat())?;
     let sums = run("python", &["-c", RANKS])?;
     ensure!(sums.trim() == "True", "the sums of two ranks are right: {sums}");
     let plugin = run(

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use invar_core::nic::{
     Access, Gid, NicError, QpCap, QpTransition, RecvWr, SendFlags, SendWr, Verb, Wc,
 };
-use invar_core::roce::qp::{AccessFault, Env, Payload, Qp, Queue, Region, Side, Transmit};
+use invar_core::roce::qp::{AccessFault, Env, Payload, Qp, QpSide, Queue, Region, Transmit};
 use invar_core::roce::{HEADERS_BYTES_MAX, Packet, pad_count};
 use invar_linux::clock::now_ns;
 
@@ -50,7 +50,7 @@ impl Env for Host {
         addr: u64,
         len: u32,
         need: Access,
-        _: Side,
+        _: QpSide,
     ) -> Result<Region, AccessFault> {
         self.pd.find(key, addr, len, need).ok_or(AccessFault)
     }

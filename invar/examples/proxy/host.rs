@@ -12,7 +12,6 @@ use std::sync::mpsc::{Sender, channel};
 
 use invar::raw::Keeper;
 use invar::{Accepting, Connecting, Device, DeviceKind, Handle, Listener, SendComm, Settings};
-use invar_core::param::{ParamInfo, Params, TABLE};
 use invar_core::proxy::{ConnectionId, ConnectionSpec, Init, Setup, Sharing};
 use invar_linux::abort::Abort;
 use invar_linux::processors;
@@ -23,22 +22,28 @@ use invar_linux::proxy::{
 
 use crate::ring::SharedRing;
 use crate::transport::{End, ProxyWire, Wires};
-use crate::{NRANKS, SERVICE};
+use crate::{NRANKS, SERVICE, Work, direct};
 
-/// Serves the ranks of `producer`, to its end.
-pub(crate) fn serve(settings: Settings, producer: &mut Command) -> Result<(), Box<dyn Error>> {
+/// Serves the ranks of `producer`, to its end. Then moves as much without a proxy.
+pub(crate) fn serve(
+    settings: Settings,
+    work: Work,
+    producer: &mut Command,
+) -> Result<(), Box<dyn Error>> {
     let device = open(&settings)?;
     println!("the proxy moves over {}", device.info().name);
     let cpus = processors::near(device.info().pci_path.as_deref());
-    let value = |row: &ParamInfo| Some((row.name, invar_linux::env::var(row.name)?));
-    let set: HashMap<&str, String> = TABLE.iter().filter_map(value).collect();
-    let params = Params::from_lookup(|name| set.get(name).map(String::as_str));
-    let params = params.map_err(|error| error.to_string())?;
     let (abort, ops) = (Abort::default(), SharedOps::create(NRANKS as usize)?);
     let (made, arrivals) = channel();
     let wires = Wires { made: arrivals, wires: HashMap::new() };
-    let progress = ProgressSettings { cpus, ..ProgressSettings::from(&params) };
-    let progress = match params.proxy_trace {
+    let progress = ProgressSettings {
+        device: 0,
+        cpus,
+        append_batch: settings.append_batch(),
+        append_every: settings.append_every(),
+    };
+    let on_signal = settings.dump_signal();
+    let progress = match settings.trace_file() {
         None => Progress::spawn(ops, progress, abort.clone(), wires, ())?,
         Some(path) => {
             let trace = ChromeTrace::new(BufWriter::new(File::create(path)?), 0);
@@ -46,6 +51,7 @@ pub(crate) fn serve(settings: Settings, producer: &mut Command) -> Result<(), Bo
         }
     };
     let connections = progress.connections();
+    let (ours, ours_too) = (device.clone(), settings.clone());
     let host = Host { device, settings, connections, made, setups: HashMap::new() };
     let service = Service::spawn(ServiceSettings { device: 0, cpus }, abort, host)?;
 
@@ -54,7 +60,6 @@ pub(crate) fn serve(settings: Settings, producer: &mut Command) -> Result<(), Bo
     // The thread of the signal may live longer than the trace.
     let shown = Arc::downgrade(&driver);
     let dump = move || shown.upgrade().map_or_else(String::new, |driver| driver.dump());
-    let on_signal = params.proxy_dump_signal;
     let on_signal = on_signal.map(|signal| DumpOnSignal::spawn(signal, dump, io::stderr()));
     let _on_signal = on_signal.transpose()?;
     // Who waits for operations may move them: both do, in turns.
@@ -71,7 +76,7 @@ pub(crate) fn serve(settings: Settings, producer: &mut Command) -> Result<(), Bo
     // All its ranks have told the service to stop.
     service.join()?;
     progress.stop()?;
-    Ok(())
+    direct::run(&ours, &ours_too, work)
 }
 
 /// The software NIC on the loopback interface, unless `INVAR_TRANSPORT` says otherwise.

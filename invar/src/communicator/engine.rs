@@ -30,6 +30,10 @@ pub(super) struct Engine {
     pub(super) backoff: Backoff,
     /// What this rank is at, for the other ranks.
     pub(super) board: Arc<Board>,
+    /// A rank that leaves waits this long until its peers have its data: the time in which a connection
+    /// recovers.
+    pub(super) deliver_within: Duration,
+    pub(super) has_left: bool,
 }
 
 /// The longest sleep. Data wakes a rank, but the end of another rank does not, nor does an abort.
@@ -260,6 +264,14 @@ impl Engine {
         Ok(())
     }
 
+    /// Leaves the communicator once the peers have what this rank has sent. A second call does nothing.
+    pub(super) fn leave(&mut self) {
+        if !std::mem::replace(&mut self.has_left, true) && self.bootstrap.check().is_ok() {
+            self.links.end(self.deliver_within.max(LEAVE_WITHIN), LEAVE_WITHIN);
+            self.bootstrap.leave();
+        }
+    }
+
     fn rank(&self) -> u32 {
         self.bootstrap.rank()
     }
@@ -267,9 +279,7 @@ impl Engine {
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        if self.bootstrap.check().is_ok() {
-            self.links.end(LEAVE_WITHIN);
-        }
+        self.leave();
     }
 }
 
@@ -301,6 +311,9 @@ struct AtWork<'a>(&'a mut Engine);
 
 impl Drop for AtWork<'_> {
     fn drop(&mut self) {
+        if thread::panicking() {
+            self.0.bootstrap.fail(self.0.rank(), "it has panicked");
+        }
         self.0.links.cut();
     }
 }
@@ -344,7 +357,7 @@ pub(super) fn failed(bootstrap: &Bootstrap, error: Error) -> Error {
             thread::sleep(Duration::from_millis(1));
         }
     }
-    match bootstrap.fail(&error.to_string()) {
+    match bootstrap.fail(error.rank().unwrap_or(bootstrap.rank()), &error.to_string()) {
         true => error,
         false => bootstrap.check().err().map_or(error, Error::failure),
     }

@@ -185,11 +185,11 @@ impl Links {
         self.is_ready.fill(false);
     }
 
-    /// Completes the messages in progress: waits until the peers have received and acknowledged them.
-    /// Then waits until the other ranks leave too. Both waits together take at most `within`.
-    pub(super) fn end(&mut self, within: Duration) {
+    /// Completes the messages in progress: waits at most `deliver_within` until the peers have received and
+    /// acknowledged them. Then waits at most `leave_within` until the other ranks leave too.
+    pub(super) fn end(&mut self, deliver_within: Duration, leave_within: Duration) {
         let Some(Connector { bootstrap, .. }) = &self.connector else { return };
-        let deadline = Instant::now() + within;
+        let deadline = Instant::now() + deliver_within;
         let mut is_under_way = |link: &mut SendLink| match link {
             SendLink::Shm { .. } => false,
             SendLink::Net(link) => matches!(link.has_delivered(), Ok(false)),
@@ -201,6 +201,7 @@ impl Links {
             std::thread::sleep(Duration::from_millis(1));
         }
         bootstrap.leave();
+        let deadline = Instant::now() + leave_within;
         let others = |bootstrap: &Bootstrap| {
             (0..bootstrap.nranks()).all(|rank| rank == bootstrap.rank() || bootstrap.has_left(rank))
         };

@@ -4,12 +4,14 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use invar_core::coll::{Operation, RedOp};
 
 use super::call::Span;
-use super::queue::{Done, Mover};
-use super::{Communicator, Core, Element};
+use super::posted::Posted;
+use super::queue::Mover;
+use super::{Communicator, Element};
 use crate::Error;
 use crate::error::Kind;
 
@@ -19,8 +21,7 @@ use crate::error::Kind;
 /// The value is a future too, on any executor, with the result of `wait`. The worker thread wakes the task.
 #[must_use = "the result comes out of `wait`"]
 pub struct Pending<T> {
-    core: Arc<Core>,
-    done: Arc<Done>,
+    posted: Posted,
     /// The memory, until the result has come out.
     buffers: Option<Arc<Buffers<T>>>,
 }
@@ -120,22 +121,21 @@ impl Communicator {
         // SAFETY: `typed` and `in_place` have checked the lengths. The queue keeps the memory, and nobody
         // accesses it until the operation is done.
         let done = unsafe { self.enqueue(vec![call], Some(kept), Mover::Worker) }?;
-        Ok(Pending { core: Arc::clone(&self.core), done, buffers: Some(buffers) })
+        let posted = Posted { core: Arc::clone(&self.core), done };
+        Ok(Pending { posted, buffers: Some(buffers) })
     }
 }
 
 impl<T: Element> Pending<T> {
     /// Returns whether the operation is done, successfully or not.
     pub fn is_done(&self) -> bool {
-        self.done.is_set()
+        self.posted.is_done()
     }
 
     /// Waits for the operation and returns its output. If the operation is in place or a send, returns
     /// the data.
     pub fn wait(mut self) -> Result<Vec<T>, Error> {
-        // If another thread runs this operation, it is done when that thread unlocks the engine.
-        self.core.queue.drain(&mut self.core.workplace());
-        let result = self.done.take().expect("all that was started is done");
+        let result = self.posted.wait_within(Duration::MAX).expect("the time is not over");
         self.take(result)
     }
 
@@ -156,7 +156,7 @@ impl<T: Element> Future for Pending<T> {
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let pending = self.get_mut();
         assert!(pending.buffers.is_some(), "the result has come out already");
-        match pending.done.take_or_wake(context.waker()) {
+        match pending.posted.done.take_or_wake(context.waker()) {
             Some(result) => Poll::Ready(pending.take(result)),
             None => Poll::Pending,
         }

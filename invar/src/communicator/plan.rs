@@ -58,8 +58,12 @@ impl Plan {
         // SAFETY: the caller has promised what `Job::new` demands.
         let job = unsafe { Job::new(task, schedule, reducer, Buffers { input, output }) };
         let Task { channel, operation, .. } = *task;
-        match self.0.iter_mut().find(|lane| (lane.channel, lane.operation) == (channel, operation))
-        {
+        let is_transfer = operation.is_transfer();
+        let is_its = |lane: &&mut Lane| {
+            lane.channel == channel
+                && (lane.operation == operation || !is_transfer && !lane.operation.is_transfer())
+        };
+        match self.0.iter_mut().find(is_its) {
             Some(lane) => lane.jobs.push(job),
             None => self.0.push(Lane { channel, operation, jobs: vec![job], done: 0 }),
         }

@@ -1,13 +1,14 @@
 //! Operations on memory that their caller keeps.
 
-use std::sync::{Arc, MutexGuard, TryLockError};
+use std::sync::{Arc, TryLockError};
+use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use invar_core::coll::{DataType, Operation, RedOp};
 
 use super::call::{Call, Span, Work};
 use super::engine::Advance;
-use super::queue::{Done, Mover, Workplace};
+use super::queue::{AtWorkplace, Done, Mover, Workplace};
 use super::{Communicator, Core};
 use crate::Error;
 use crate::error::Kind;
@@ -38,8 +39,8 @@ pub struct RawOperation {
 /// Operations in progress, which [`Communicator::post`] has started.
 #[must_use = "the result comes out of `test` or `wait_within`"]
 pub struct Posted {
-    core: Arc<Core>,
-    done: Arc<Done>,
+    pub(super) core: Arc<Core>,
+    pub(super) done: Arc<Done>,
 }
 
 impl Communicator {
@@ -158,6 +159,8 @@ impl Posted {
     pub fn wait_within(&self, time: Duration) -> Option<Result<(), Error>> {
         let start = Instant::now();
         while !self.done.is_set() {
+            // The worker lets the calling thread have the engine.
+            self.core.queue.note_test();
             match self.try_workplace() {
                 Some(mut workplace) => self.move_within(time, start, &mut workplace),
                 None => self.done.sleep(time.saturating_sub(start.elapsed()).min(LOOK_EVERY)),
@@ -169,7 +172,7 @@ impl Posted {
         self.done.take()
     }
 
-    /// Moves the operations until they are done or the time is over.
+    /// Moves the operations until they are done, the time is over, or tasks are to be woken.
     fn move_within(&self, time: Duration, start: Instant, workplace: &mut Workplace) {
         while !self.done.is_set() {
             self.core.queue.note_test();
@@ -180,7 +183,7 @@ impl Posted {
                 }
                 None => return,
             }
-            if start.elapsed() >= time {
+            if start.elapsed() >= time || workplace.has_news() {
                 return;
             }
         }
@@ -191,11 +194,17 @@ impl Posted {
         self.done.is_set()
     }
 
+    /// Wakes a task once the operations are done, in place of the task of an earlier call. The waker may run
+    /// on any thread that moves operations. Returns false, and wakes nobody, if they are done already.
+    pub fn wake_when_done(&self, waker: &Waker) -> bool {
+        self.done.wake_when_set(waker)
+    }
+
     /// Locks the engine, unless another thread has it.
-    fn try_workplace(&self) -> Option<MutexGuard<'_, Workplace>> {
+    fn try_workplace(&self) -> Option<AtWorkplace<'_>> {
         match self.core.workplace.try_lock() {
-            Ok(workplace) => Some(workplace),
-            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Ok(workplace) => Some(AtWorkplace::new(workplace)),
+            Err(TryLockError::Poisoned(poisoned)) => Some(AtWorkplace::new(poisoned.into_inner())),
             Err(TryLockError::WouldBlock) => None,
         }
     }

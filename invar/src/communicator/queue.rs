@@ -13,12 +13,14 @@
 
 use std::any::Any;
 use std::collections::VecDeque;
+use std::ops::{Deref, DerefMut};
+use std::panic::{self, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
-use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use invar_linux::own_thread::OwnThread;
 use invar_linux::reactor::wake;
 
 use super::call::Call;
@@ -76,7 +78,12 @@ struct Started {
 pub(super) struct Workplace {
     pub(super) engine: Engine,
     running: Option<Running>,
+    /// The tasks whose operations are done.
+    wakers: Vec<Waker>,
 }
+
+/// The locked workplace. A waker may run any code, so tasks are woken once the lock is given up.
+pub(super) struct AtWorkplace<'a>(Option<MutexGuard<'a, Workplace>>);
 
 /// An operation that has begun and is not done.
 struct Running {
@@ -103,17 +110,23 @@ struct Outcome {
     waker: Option<Waker>,
 }
 
-impl Drop for Running {
-    /// Ends an operation whose thread panics, so that nobody waits for it for ever.
+/// Ends an operation whose thread panics, so that nobody waits for it for ever.
+struct Unwinding<'a> {
+    queue: &'a Queue,
+    done: &'a Done,
+    mover: Mover,
+    wakers: &'a mut Vec<Waker>,
+}
+
+impl Drop for Unwinding<'_> {
     fn drop(&mut self) {
-        if !self.done.is_set() {
-            self.done.set(Err(Kind::Aborted.into()));
-        }
+        *self.queue.state().count(self.mover) -= 1;
+        self.wakers.extend(self.done.set(Err(Kind::Aborted.into())));
     }
 }
 
 /// The thread that runs the operations that nobody else moves.
-pub(super) struct Worker(Option<JoinHandle<()>>);
+pub(super) struct Worker(OwnThread);
 
 impl Communicator {
     /// Appends an operation to the queue, and starts the worker with the first one.
@@ -138,9 +151,43 @@ impl Communicator {
     }
 }
 
+impl<'a> AtWorkplace<'a> {
+    pub(super) fn new(workplace: MutexGuard<'a, Workplace>) -> Self {
+        AtWorkplace(Some(workplace))
+    }
+}
+
+impl Deref for AtWorkplace<'_> {
+    type Target = Workplace;
+
+    fn deref(&self) -> &Workplace {
+        self.0.as_ref().expect("locked until it is dropped")
+    }
+}
+
+impl DerefMut for AtWorkplace<'_> {
+    fn deref_mut(&mut self) -> &mut Workplace {
+        self.0.as_mut().expect("locked until it is dropped")
+    }
+}
+
+impl Drop for AtWorkplace<'_> {
+    fn drop(&mut self) {
+        let wakers = std::mem::take(&mut self.wakers);
+        self.0 = None;
+        wakers.into_iter().for_each(wake);
+    }
+}
+
 impl Workplace {
     pub(super) fn new(engine: Engine) -> Self {
-        Workplace { engine, running: None }
+        Workplace { engine, running: None, wakers: Vec::new() }
+    }
+
+    /// Whether tasks are to be woken. Then give the lock up: they may be what other operations wait for.
+    #[inline]
+    pub(super) fn has_news(&self) -> bool {
+        !self.wakers.is_empty()
     }
 
     /// Pauses the caller, because the operation that has begun waits for another rank: at most `within`.
@@ -163,19 +210,10 @@ impl Queue {
         }
     }
 
-    /// Completes all operations that are started.
-    pub(super) fn drain(&self, workplace: &mut Workplace) {
-        while let Some(round) = self.round(workplace) {
-            if round == Advance::Waiting {
-                workplace.pause(SLEEP_MAX);
-            }
-        }
-    }
-
     /// Moves the first operation that is not done by one round, without waiting. Returns `None` if all
     /// operations are done.
     pub(super) fn round(&self, workplace: &mut Workplace) -> Option<Advance> {
-        let Workplace { engine, running: begun } = workplace;
+        let Workplace { engine, running: begun, wakers } = workplace;
         let mut running = match begun.take() {
             Some(running) => running,
             None => {
@@ -183,23 +221,24 @@ impl Queue {
                 Running { batch: engine.batch(calls), done, mover, memory }
             }
         };
+        let Running { batch, done, mover, .. } = &mut running;
+        let unwinding = Unwinding { queue: self, done, mover: *mover, wakers };
         // SAFETY: the caller of `enqueue` has promised what `advance` demands.
-        let advanced = unsafe { engine.advance(&mut running.batch) };
-        match advanced {
-            Ok(Advance::Done) => self.finish(running, Ok(())),
+        let advanced = unsafe { engine.advance(batch) };
+        std::mem::forget(unwinding);
+        let result = match advanced {
+            Ok(Advance::Done) => Ok(()),
             Ok(round) => {
                 *begun = Some(running);
                 return Some(round);
             }
-            Err(error) => self.finish(running, Err(error)),
-        }
+            Err(error) => Err(error),
+        };
+        let Running { done, mover, memory, .. } = running;
+        drop(memory);
+        *self.state().count(mover) -= 1;
+        wakers.extend(done.set(result));
         Some(Advance::Done)
-    }
-
-    fn finish(&self, mut running: Running, result: Result<(), Error>) {
-        drop(running.memory.take());
-        *self.state().count(running.mover) -= 1;
-        running.done.set(result);
     }
 
     /// Notes that a caller tests an operation and so moves it.
@@ -261,11 +300,14 @@ impl Queue {
                 return;
             }
             drop(state);
-            let round = self.round(&mut core.workplace());
-            match round {
+            let mut workplace = core.workplace();
+            match self.round(&mut workplace) {
                 Some(Advance::Moved | Advance::Done) => {}
-                Some(Advance::Waiting) => thread::sleep(NAP / 10),
-                None => return,
+                // Data wakes the thread, which moves the operation even if a caller tests meanwhile.
+                Some(Advance::Waiting) if !self.tested.load(Ordering::Relaxed) => {
+                    workplace.pause(SLEEP_MAX);
+                }
+                Some(Advance::Waiting) | None => return,
             }
         }
     }
@@ -308,6 +350,19 @@ impl Done {
         result
     }
 
+    /// Wakes the task once the operation is done. Returns false if it is done already.
+    pub(super) fn wake_when_set(&self, waker: &Waker) -> bool {
+        let mut outcome = self.outcome();
+        if self.is_set() {
+            return false;
+        }
+        let earlier = outcome.waker.replace(waker.clone());
+        drop(outcome);
+        // A waker may run any code when it is dropped, so no lock is held.
+        drop(earlier);
+        true
+    }
+
     /// Sleeps until the operation is done, at most this long.
     pub(super) fn sleep(&self, time: Duration) {
         let mut outcome = self.outcome();
@@ -316,17 +371,15 @@ impl Done {
         asleep.unwrap_or_else(PoisonError::into_inner).0.sleepers -= 1;
     }
 
-    fn set(&self, result: Result<(), Error>) {
+    /// Sets the result, and returns the task to wake.
+    fn set(&self, result: Result<(), Error>) -> Option<Waker> {
         let mut outcome = self.outcome();
         outcome.result = Some(result);
         self.is_set.store(true, Ordering::Release);
         if outcome.sleepers > 0 {
             self.news.notify_all();
         }
-        let waker = outcome.waker.take();
-        drop(outcome);
-        // A waker may run any code, so no lock is held.
-        waker.into_iter().for_each(wake);
+        outcome.waker.take()
     }
 
     fn outcome(&self) -> MutexGuard<'_, Outcome> {
@@ -337,26 +390,21 @@ impl Done {
 impl Worker {
     fn spawn(core: &Arc<Core>) -> Result<Self, Error> {
         let core = Arc::clone(core);
-        let thread = thread::Builder::new().name("invar-coll".to_owned()).spawn(move || {
+        let thread = OwnThread::start("invar-coll", move || {
             while let Some(at_once) = core.queue.wait() {
-                match at_once {
-                    true => core.queue.drain(&mut core.workplace()),
+                let work = || match at_once {
+                    true => drop(core.drained()),
                     false => core.queue.stand_in(&core),
-                }
+                };
+                // An operation that panics has ended the communicator, and so the other operations.
+                let _ = panic::catch_unwind(AssertUnwindSafe(work));
             }
         });
-        let thread = thread.map_err(|error| Error::io("starting a thread", error))?;
-        Ok(Worker(Some(thread)))
+        thread.map(Worker).map_err(|error| Error::io("starting a thread", error))
     }
-}
 
-impl Drop for Worker {
-    fn drop(&mut self) {
-        // A waker may have dropped the communicator on the worker's own thread.
-        let thread = self.0.take().filter(|thread| thread.thread().id() != thread::current().id());
-        if let Some(thread) = thread {
-            // If the worker has panicked, its thread has already reported the panic.
-            let _ = thread.join();
-        }
+    /// Waits until the thread has ended, unless this thread is it. Returns whether it is.
+    pub(super) fn join(self) -> bool {
+        self.0.is_current()
     }
 }

@@ -17,7 +17,6 @@ use super::local::Local;
 use super::net::{NetSettings, Network};
 use super::pending_link::{CHANNELS_PER_DEVICE, Connector};
 use super::tags;
-use crate::device::no_device;
 use crate::error::Kind;
 use crate::{Device, DeviceInfo, DeviceKind, Error, Settings, Survey};
 
@@ -82,7 +81,9 @@ pub(super) fn engine(
             slot_bytes: tuning.slot_bytes,
             rank,
             device: place_on_host(&all, rank),
-            ..NetSettings::from(settings.clone().key(*bootstrap.key()).judging_waits())
+            ..NetSettings::from(
+                settings.clone().key(*bootstrap.key()).truncate(false).judging_waits(),
+            )
         };
         // The communicator dumps the links together with its other state.
         net.connections.links.dump_signal = None;
@@ -111,11 +112,14 @@ pub(super) fn engine(
         backoff: Backoff::new(settings.spin(), crowded, settings.coll.timeout),
         bootstrap,
         board,
+        deliver_within: settings.recovers_within(),
+        has_left: false,
     };
     let transport = match transports.is_empty() {
         true => "nothing: there is one rank".to_owned(),
         false => transports.join(" and "),
     };
+    log::info!("rank {rank} of {nranks}: {nchannels} channels over {transport}");
     Ok((engine, transport))
 }
 
@@ -174,11 +178,11 @@ fn order(nodes: &[Vec<u32>], channel: u32) -> Vec<u32> {
     nodes.iter().flat_map(turned).collect()
 }
 
-/// Opens a named device. The software NIC opens at the address `towards` if it has that address, else
+/// Opens a named device. A single software NIC opens at the address `towards` if it has that address, else
 /// at one of the same family.
 fn open_towards(info: &DeviceInfo, towards: IpAddr, settings: &Settings) -> Result<Device, Error> {
     settings.check(info)?;
-    if info.kind != DeviceKind::Soft {
+    if info.kind != DeviceKind::Soft || !info.rails.is_empty() {
         return Device::open_for(info, settings);
     }
     let like = info.addresses.iter().find(|ip| ip.is_ipv4() == towards.is_ipv4());
@@ -195,13 +199,11 @@ fn open_towards(info: &DeviceInfo, towards: IpAddr, settings: &Settings) -> Resu
 /// `NCCL_SOCKET_IFNAME` names the interface. By default it is the interface with the address `towards`,
 /// which leads to the rendezvous.
 fn devices(settings: &Settings, towards: IpAddr) -> Result<Vec<Device>, Error> {
-    let survey = Device::survey(settings)?;
     if let Some(name) = &settings.coll_nic {
-        let device = survey.devices.iter().find(|info| info.name == *name);
-        let info = device.ok_or_else(|| no_device(name, &survey))?;
-        return Ok(vec![open_towards(info, towards, settings)?]);
+        let info = Device::find(name, settings)?;
+        return Ok(vec![open_towards(&info, towards, settings)?]);
     }
-    let Survey { devices, left_out } = survey;
+    let Survey { devices, left_out } = Device::survey(settings)?;
     for kind in [DeviceKind::Custom, DeviceKind::Verbs] {
         let is_usable = |info: &&DeviceInfo| info.kind == kind && info.up && settings.takes(kind);
         let mut nics = devices.iter().filter(is_usable).peekable();

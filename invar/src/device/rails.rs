@@ -8,7 +8,7 @@ use invar_core::device::data_access;
 use invar_core::nic::{Nic, NicError};
 use invar_linux::rails::{JOINT, Rails, STANDBY, joined_name};
 use invar_linux::soft::{SoftConfig, SoftNic};
-use invar_verbs::{VerbsConfig, VerbsNic};
+use invar_verbs::VerbsNic;
 
 use super::registration::Registrations;
 use super::{Device, Inner, no_device, rdma, scoped};
@@ -135,7 +135,7 @@ pub(super) fn open(info: &DeviceInfo, settings: &Settings) -> Result<Device, Err
     let (adapter, access) = match info.kind {
         DeviceKind::Verbs => {
             let open = |rail: &DeviceInfo| {
-                let config = VerbsConfig { gid: settings.rdma.gid, ..VerbsConfig::new(&rail.name) };
+                let config = rdma::config(&rail.name, settings);
                 VerbsNic::open(&config).map_err(|error| Kind::Rdma(error).into())
             };
             (adapt_all(info, NicKind::CUSTOM_WITH_GPU, open)?, rdma::data_access(&settings.rdma))

@@ -63,10 +63,15 @@ pub(super) fn data_access(rules: &RdmaRules) -> Access {
     device::data_access(rules.relaxed_ordering, invar_verbs::has_relaxed_ordering())
 }
 
+/// The settings of a port that was listed.
+pub(super) fn config(name: &str, settings: &Settings) -> VerbsConfig {
+    let sysfs = settings.gpu.sysfs.root().to_owned();
+    VerbsConfig { gid: settings.rdma.gid, sysfs, ..VerbsConfig::new(name) }
+}
+
 /// Opens a port that was listed.
-pub(super) fn open(info: &DeviceInfo, rules: &RdmaRules) -> Result<Arc<dyn Adapter>, Error> {
-    let config = VerbsConfig { gid: rules.gid, ..VerbsConfig::new(&info.name) };
-    let nic = VerbsNic::open(&config).map_err(Kind::Rdma)?;
+pub(super) fn open(info: &DeviceInfo, settings: &Settings) -> Result<Arc<dyn Adapter>, Error> {
+    let nic = VerbsNic::open(&config(&info.name, settings)).map_err(Kind::Rdma)?;
     let failed = |source| Kind::Nic { device: info.name.clone(), source };
     let pd = nic.alloc_pd().map_err(failed)?;
     Ok(adapt(nic, pd, NicKind::VERBS))

@@ -9,7 +9,7 @@ use crate::launcher::hostlist;
 
 /// Where the ranks of a job meet.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum MeetingPoint {
     /// The hosts of rank 0 by name or address, the best first, and a text that is the same at all ranks of
     /// this job and of no other.
     Host { hosts: Vec<String>, job: String, is_secret: bool },
@@ -24,7 +24,7 @@ pub(super) fn read(lookup: Lookup<'_>) -> Result<Option<Launch>, Error> {
     // An empty variable counts as unset.
     let lookup = &|name: &str| lookup(name).filter(|value| !value.is_empty());
     let has = |name| lookup(name).is_some();
-    let found = if has("RANK") && has("WORLD_SIZE") && has("MASTER_ADDR") && has("MASTER_PORT") {
+    let found = if has("RANK") && has("WORLD_SIZE") && has("MASTER_ADDR") {
         torchrun(lookup)
     } else if has("OMPI_COMM_WORLD_RANK") {
         open_mpi(lookup)
@@ -32,8 +32,13 @@ pub(super) fn read(lookup: Lookup<'_>) -> Result<Option<Launch>, Error> {
         pmi(lookup)
     } else if has("SLURM_PROCID") && has("SLURM_STEP_NUM_TASKS") {
         slurm(lookup)
-    } else if has("JOB_COMPLETION_INDEX") && has("WORLD_SIZE") {
+    } else if has("JOB_COMPLETION_INDEX") {
         kubernetes(lookup)
+    } else if has("PMI_RANK") && lookup("PMI_SIZE").is_some_and(|size| size != "1") {
+        // A launcher with a PMI of its own started several processes. Each alone would measure nothing.
+        let text = "PMI_RANK and PMI_SIZE are set, but not PMI_FD, the socket to a launcher with PMI-1: \
+                    set RANK, WORLD_SIZE, MASTER_ADDR (rank 0's host) and MASTER_PORT, or unset PMI_RANK";
+        return Err(Kind::Usage(text.to_owned()).into());
     } else {
         return Ok(None);
     };
@@ -47,30 +52,50 @@ pub(super) fn read(lookup: Lookup<'_>) -> Result<Option<Launch>, Error> {
 }
 
 fn torchrun(lookup: Lookup<'_>) -> Result<Launch, Error> {
-    let (address, port) = (text(lookup, "MASTER_ADDR")?, text(lookup, "MASTER_PORT")?);
-    // torchrun itself may listen at that port.
-    let name = |name| lookup(name).unwrap_or_default();
-    let job =
-        format!("{} {} {port}", name("TORCHELASTIC_RUN_ID"), name("TORCHELASTIC_RESTART_COUNT"));
-    let place = Place::Host { hosts: vec![address], job, is_secret: false };
+    let address = text(lookup, "MASTER_ADDR")?;
+    // torchrun itself may listen at that port, so it only tells jobs apart.
+    let parts = ["TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_PORT"];
+    let job = parts.map(|name| lookup(name).unwrap_or_default()).join(" ");
+    let place = MeetingPoint::Host { hosts: vec![address], job, is_secret: false };
     launch(lookup, Launcher::Torchrun, ["RANK", "WORLD_SIZE"], place)
 }
 
 fn open_mpi(lookup: Lookup<'_>) -> Result<Launch, Error> {
-    // A jobid and then addresses, as in `7.0;tcp://10.0.0.1,10.1.0.1:55749;tcp6://[fd00::2]:37787`.
-    const URI: &str = "OMPI_MCA_orte_hnp_uri";
-    let mpirun = text(lookup, URI)?;
-    let hosts: Vec<String> = mpirun.split(';').skip(1).flat_map(hosts_of).collect();
-    if hosts.is_empty() {
-        return Err(Kind::Usage(format!("{URI}={mpirun} has no address of mpirun")).into());
-    }
-    // A key that mpirun draws for each job. A later version may lack it.
+    // A key that the mpirun of Open MPI 4 draws for each job.
     let key = lookup("OMPI_MCA_orte_precondition_transports");
     let is_secret = key.is_some();
-    let number = lookup("OMPI_MCA_ess_base_jobid").unwrap_or_default();
-    let job = format!("{number} {}", key.unwrap_or_default());
-    let names = ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"];
-    launch(lookup, Launcher::OpenMpi, names, Place::Host { hosts, job, is_secret })
+    let numbers = ["OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE"];
+    let [id, namespace] = numbers.map(|name| lookup(name).unwrap_or_default());
+    let job = format!("{id} {namespace} {}", key.unwrap_or_default());
+    let place = MeetingPoint::Host { hosts: open_mpi_hosts(lookup)?, job, is_secret };
+    launch(lookup, Launcher::OpenMpi, ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"], place)
+}
+
+/// Open MPI tells whether all ranks are on one host, and where `mpirun` is. Rank 0 is there unless the user
+/// says another host.
+fn open_mpi_hosts(lookup: Lookup<'_>) -> Result<Vec<String>, Error> {
+    let nranks = lookup("OMPI_COMM_WORLD_SIZE");
+    if nranks.is_some() && nranks == lookup("OMPI_COMM_WORLD_LOCAL_SIZE") {
+        return Ok(vec!["localhost".to_owned()]);
+    }
+    if let Some(host) = lookup("MASTER_ADDR") {
+        return Ok(vec![host]);
+    }
+    // Open MPI 4: a jobid and then addresses, as in `7.0;tcp://10.0.0.1,10.1.0.1:55749;tcp6://[fd00::2]:37787`.
+    let uri = lookup("OMPI_MCA_orte_hnp_uri").unwrap_or_default();
+    let mut hosts: Vec<String> = uri.split(';').skip(1).flat_map(hosts_of).collect();
+    if hosts.is_empty() {
+        // Open MPI 5: the program, its host and its process, as in `prterun-node-7-4711@1`.
+        let namespace = lookup("PMIX_NAMESPACE").unwrap_or_default();
+        let after_program = namespace.split_once('-').and_then(|(_, rest)| rest.rsplit_once('-'));
+        hosts.extend(after_program.map(|(host, _)| host.to_owned()));
+    }
+    if hosts.is_empty() {
+        let text =
+            "Open MPI does not tell the host of rank 0: name it by mpirun -x MASTER_ADDR=HOST";
+        return Err(Kind::Usage(text.to_owned()).into());
+    }
+    Ok(hosts)
 }
 
 /// The addresses in `tcp://10.0.0.1,10.1.0.1:55749`.
@@ -82,7 +107,7 @@ fn hosts_of(uri: &str) -> Vec<String> {
 }
 
 fn pmi(lookup: Lookup<'_>) -> Result<Launch, Error> {
-    let place = Place::Pmi { descriptor: number(lookup, "PMI_FD")? };
+    let place = MeetingPoint::Pmi { descriptor: number(lookup, "PMI_FD")? };
     launch(lookup, Launcher::Pmi, ["PMI_RANK", "PMI_SIZE"], place)
 }
 
@@ -93,31 +118,40 @@ fn slurm(lookup: Lookup<'_>) -> Result<Launch, Error> {
     let first = first.ok_or_else(|| Kind::Usage(format!("{NODES}={nodes} is no list of hosts")))?;
     let name = |name| lookup(name).unwrap_or_default();
     let job = format!("{} {}", name("SLURM_JOB_ID"), name("SLURM_STEP_ID"));
-    let place = Place::Host { hosts: vec![first], job, is_secret: false };
+    let place = MeetingPoint::Host { hosts: vec![first], job, is_secret: false };
     launch(lookup, Launcher::Slurm, ["SLURM_PROCID", "SLURM_STEP_NUM_TASKS"], place)
 }
 
 fn kubernetes(lookup: Lookup<'_>) -> Result<Launch, Error> {
     const INDEX: &str = "JOB_COMPLETION_INDEX";
     let index = text(lookup, INDEX)?;
+    if lookup("WORLD_SIZE").is_none() {
+        let text = format!(
+            "{INDEX}={index}: this is a pod of an indexed job of Kubernetes, which does not tell a pod the \
+             number of pods: add WORLD_SIZE, with the job's completions as its value, to env of the \
+             container in the job's YAML, as in {{name: WORLD_SIZE, value: \"2\"}}; 1 lets each pod work \
+             alone"
+        );
+        return Err(Kind::Usage(text).into());
+    }
     // The pod's name is JOB-INDEX, and a headless service gives it a name in DNS.
     let own = lookup("HOSTNAME").unwrap_or_default();
-    let hosts = match lookup("MASTER_ADDR") {
-        Some(address) => vec![address],
-        None => match own.strip_suffix(&index).filter(|name| name.ends_with('-')) {
-            Some(name) => in_domains(&format!("{name}0"), &own),
-            None => {
-                let text = format!(
-                    "HOSTNAME={own} does not end with -{index}, the index of the pod: set MASTER_ADDR \
-                     to the pod with index 0"
-                );
-                return Err(Kind::Usage(text).into());
-            }
-        },
+    let name = own.strip_suffix(&index).filter(|name| name.ends_with('-'));
+    let hosts = match (lookup("MASTER_ADDR"), name) {
+        (Some(address), _) => vec![address],
+        (None, Some(name)) => in_domains(&format!("{name}0"), &own),
+        (None, None) => {
+            let text = format!(
+                "HOSTNAME={own} does not end with -{index}, the index of the pod: set MASTER_ADDR to \
+                 the pod with index 0"
+            );
+            return Err(Kind::Usage(text).into());
+        }
     };
-    let job =
-        format!("{} {}", own.trim_end_matches(&index), lookup("MASTER_PORT").unwrap_or_default());
-    let place = Place::Host { hosts, job, is_secret: false };
+    // On the host's network a pod has its node's name.
+    let name = name.map_or_else(|| hosts.join(" "), str::to_owned);
+    let job = format!("{name} {}", lookup("MASTER_PORT").unwrap_or_default());
+    let place = MeetingPoint::Host { hosts, job, is_secret: false };
     launch(lookup, Launcher::Kubernetes, [INDEX, "WORLD_SIZE"], place)
 }
 
@@ -140,7 +174,7 @@ fn launch(
     lookup: Lookup<'_>,
     launcher: Launcher,
     [rank, nranks]: [&str; 2],
-    place: Place,
+    place: MeetingPoint,
 ) -> Result<Launch, Error> {
     Ok(Launch {
         launcher,

@@ -11,7 +11,7 @@ use invar_linux::interface::{Interface, resolve};
 use invar_linux::pmi::Client;
 use invar_linux::rendezvous::secret_of;
 
-use super::description::Place;
+use super::description::MeetingPoint;
 use super::{Launch, Launcher, Meeting};
 use crate::error::Kind;
 use crate::{Error, Hub, Settings};
@@ -27,10 +27,12 @@ const KEY: &str = "invar-rendezvous";
 pub(super) fn meet(launch: &Launch, settings: &Settings) -> Result<Meeting, Error> {
     settings.usable()?;
     match &launch.place {
-        Place::Pmi { descriptor } => over_pmi(launch, *descriptor, settings),
-        Place::Host { hosts, job, is_secret } => {
+        MeetingPoint::Pmi { descriptor } => over_pmi(launch, *descriptor, settings),
+        MeetingPoint::Host { hosts, job, is_secret } => {
             let port = port_of(job, settings.tcp_ports());
-            let word = launch.word.clone();
+            // A program may have set another one than the environment has.
+            let word =
+                settings.secret_of_ranks().map(str::to_owned).or_else(|| launch.word.clone());
             let is_public = word.is_none() && !is_secret;
             let word = word.unwrap_or_else(|| format!("{} {job}", launch.launcher));
             let addr = address(launch, hosts, settings)?;
@@ -86,8 +88,17 @@ fn listen(launch: &Launch, port: u16, word: &str, settings: &Settings) -> Result
 fn address(launch: &Launch, hosts: &[String], settings: &Settings) -> Result<IpAddr, Error> {
     let interfaces =
         Interface::list().map_err(|error| Error::io("listing the network interfaces", error))?;
-    let found = addresses(hosts, settings.connect_within())?;
-    let ours = found.iter().find(|(_, ip)| interfaces.iter().any(|on| on.holds(*ip)));
+    // Open MPI does not tell where rank 0 is, but where mpirun is.
+    let hint = match launch.launcher {
+        Launcher::OpenMpi => " (mpirun -x MASTER_ADDR=HOST names another host for rank 0)",
+        _ => "",
+    };
+    let found = addresses(hosts, settings.connect_within())
+        .map_err(|error| Error::io(format_args!("rank 0's host{hint}"), error))?;
+    let holds = |ip: IpAddr| interfaces.iter().any(|on| on.holds(ip));
+    // Other hosts may have some of the addresses too, as of a bridge of containers.
+    let is_here = launch.rank == 0 || found.iter().all(|(_, ip)| ip.is_loopback() || holds(*ip));
+    let ours = found.iter().find(|(_, ip)| is_here && holds(*ip));
     if let Some((host, ip)) = ours {
         let is_local = ip.is_loopback();
         // Some distributions give a host's own name an address on loopback.
@@ -96,15 +107,11 @@ fn address(launch: &Launch, hosts: &[String], settings: &Settings) -> Result<IpA
     }
     if launch.rank == 0 {
         let text = format!(
-            "{} says that rank 0 is on {}, and this host, with rank 0, has no such address",
+            "the ranks of {} meet on {}, and this host, with rank 0, has no such address{hint}",
             launch.launcher,
             hosts.join(" or ")
         );
-        let hint = match launch.launcher {
-            Launcher::OpenMpi => "; start mpirun on the host of rank 0",
-            _ => "",
-        };
-        return Err(Kind::Usage(text + hint).into());
+        return Err(Kind::Usage(text).into());
     }
     let is_near = |ip: IpAddr| {
         let mut addresses = interfaces.iter().flat_map(|interface| &interface.addresses);
@@ -117,7 +124,7 @@ fn address(launch: &Launch, hosts: &[String], settings: &Settings) -> Result<IpA
 
 /// All addresses of the hosts, each with its host. Asks again while no name is known: a pod gets its name
 /// when it starts.
-fn addresses(hosts: &[String], within: Duration) -> Result<Vec<(String, IpAddr)>, Error> {
+fn addresses(hosts: &[String], within: Duration) -> io::Result<Vec<(String, IpAddr)>> {
     let start = Instant::now();
     loop {
         let (mut found, mut last) = (Vec::new(), None);
@@ -133,7 +140,7 @@ fn addresses(hosts: &[String], within: Duration) -> Result<Vec<(String, IpAddr)>
             Some(error) if found.is_empty() => {
                 let is_final = error.kind() == io::ErrorKind::InvalidInput;
                 if is_final || start.elapsed() + ASK_EVERY > within {
-                    return Err(Error::io("rank 0's host", error));
+                    return Err(error);
                 }
             }
             _ => return Ok(found),
@@ -196,6 +203,48 @@ mod tests {
         assert_eq!(from_hex(&to_hex(&bytes)), Some(bytes));
         assert_eq!(from_hex("00"), None);
         assert_eq!(from_hex(&"+1".repeat(UNIQUE_ID_BYTES)), None);
+    }
+
+    #[test]
+    fn a_secret_of_the_program_goes_before_that_of_the_environment() {
+        let id = |settings: &Settings, rank| {
+            let set = [
+                ("RANK", rank),
+                ("WORLD_SIZE", "2"),
+                ("MASTER_ADDR", "127.0.0.1"),
+                ("INVAR_COLL_SECRET", "of the environment"),
+            ];
+            let value = |name: &str| set.iter().find(|(other, _)| *other == name);
+            let launch =
+                Launch::from_lookup(|name| value(name).map(|(_, value)| (*value).to_owned()));
+            launch.unwrap().unwrap().meet(settings).unwrap().id.as_bytes().to_owned()
+        };
+        let of_program = |name: &str| (name == "INVAR_COLL_SECRET").then(|| "mine".to_owned());
+        let [none, own] = [Settings::default(), Settings::from_lookup(of_program).unwrap()];
+        assert_eq!(id(&none, "1"), id(&none, "1"));
+        assert_ne!(id(&none, "1"), id(&own, "1"));
+        let other = Settings::default().coll_secret("another");
+        assert_ne!(id(&other, "1"), id(&own, "1"));
+    }
+
+    #[test]
+    fn a_rank_0_on_another_host_than_mpirun_says_how_to_name_its_host() {
+        let failure = |host: &str| {
+            let place = MeetingPoint::Host {
+                hosts: vec![host.to_owned()],
+                job: "7".into(),
+                is_secret: false,
+            };
+            let launcher = Launcher::OpenMpi;
+            let launch = Launch { launcher, rank: 0, nranks: 2, place, word: None };
+            let settings = Settings::default().connect_timeout(Duration::from_millis(1));
+            launch.meet(&settings).unwrap_err().to_string()
+        };
+        // An address for documentation, and a name that is too long for DNS.
+        for host in ["198.51.100.77", &"x".repeat(64)] {
+            let text = failure(host);
+            assert!(text.contains(host) && text.contains("mpirun -x MASTER_ADDR=HOST"), "{text}");
+        }
     }
 
     #[test]

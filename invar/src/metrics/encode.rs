@@ -48,40 +48,59 @@ impl Processes {
     /// The open connections of all processes.
     fn connections(&self) -> Vec<(Labels, Record)> {
         let mut all = Vec::new();
-        for Recorded { header, records, .. } in &self.0 {
-            for (number, record) in records.iter().filter(|(_, record)| is_open(record)) {
-                let labels = vec![
-                    ("pid", header.process.pid.to_string()),
+        for recorded in &self.0 {
+            let open = recorded.records.iter().filter(|(_, record)| is_open(record));
+            for (number, record) in open {
+                let mut labels = labels_of(recorded);
+                labels.extend([
                     ("connection", number.to_string()),
                     ("role", role(record).to_owned()),
                     ("device", record.device.as_str().to_owned()),
                     ("peer", record.peer.as_str().to_owned()),
-                ];
+                ]);
                 all.push((labels, record.clone()));
             }
         }
         all
     }
 
-    /// The NICs of all processes, each as the record that has looked at the device's counters last. The
-    /// kernel's counters of an interface are not those of a process, so connections over TCP have none.
+    /// The NICs of all processes that have open connections. The kernel's counters of an interface are not those
+    /// of a process, so connections over TCP have none.
     fn devices(&self) -> Vec<(Labels, Record)> {
-        let mut all = BTreeMap::<(u32, &str), &Record>::new();
-        for Recorded { header, records, .. } in &self.0 {
-            let is_of_nic = |record: &Record| !record.device.is_empty() && record.qpn != 0;
-            for (_, record) in records.iter().filter(|(_, record)| is_of_nic(record)) {
-                let of = (header.process.pid, record.device.as_str());
-                let best = all.entry(of).or_insert(record);
-                if best.nic.sent_packets < record.nic.sent_packets {
-                    *best = record;
-                }
+        let mut all = Vec::new();
+        for recorded in &self.0 {
+            let mut devices = BTreeMap::<&str, Vec<&Record>>::new();
+            let is_of_nic = |record: &&Record| !record.device.is_empty() && record.qpn != 0;
+            let records = recorded.records.iter().map(|(_, record)| record);
+            for record in records.filter(is_of_nic) {
+                devices.entry(&record.device).or_default().push(record);
+            }
+            for (device, records) in devices {
+                let Some(record) = latest(&records) else { continue };
+                let mut labels = labels_of(recorded);
+                labels.push(("device", device.to_owned()));
+                all.push((labels, record.clone()));
             }
         }
-        let labels = |(pid, device): (u32, &str)| {
-            vec![("pid", pid.to_string()), ("device", device.to_owned())]
-        };
-        all.into_iter().map(|(of, record)| (labels(of), record.clone())).collect()
+        all
     }
+}
+
+/// The labels of a process. Processes of two containers may have one number, and share a directory.
+fn labels_of(recorded: &Recorded) -> Labels {
+    let Recorded { path, header, .. } = recorded;
+    let file = path.display().to_string();
+    vec![("pid", header.process.pid.to_string()), ("recorder", file)]
+}
+
+/// The record of a device's connections that has looked at the device's counters last; `None` if no
+/// connection is open. The counters begin anew when a device is opened again. So of the closed connections
+/// only those count that were open together with one that is open now.
+fn latest<'a>(records: &[&'a Record]) -> Option<&'a Record> {
+    let open = records.iter().filter(|record| is_open(record));
+    let since_ns = open.filter_map(|record| Some(record.events.front()?.at_ns)).min()?;
+    let same = records.iter().filter(|record| is_open(record) || record.looked_ns >= since_ns);
+    same.max_by_key(|record| record.nic.sent_packets).copied()
 }
 
 /// Whether a connection is open.

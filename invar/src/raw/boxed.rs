@@ -71,6 +71,10 @@ impl SendEnd for Box<dyn SendEnd> {
         (**self).room(tag)
     }
 
+    fn is_settled(&self) -> bool {
+        (**self).is_settled()
+    }
+
     #[inline(always)]
     fn test(&mut self, request: &Request) -> Result<Option<u32>, CoreError> {
         (**self).test(request)

@@ -93,7 +93,7 @@ pub trait End: Send {
 /// The sending end of a connection; see [`comm::SendComm`](invar_core::comm::SendComm).
 ///
 /// Somebody must call [`End::look`] now and then; a [`Keeper`](super::Keeper) does that for each end that is
-/// wrapped in [`Kept`](super::Kept).
+/// wrapped in [`KeeperEnd`](super::KeeperEnd).
 pub trait SendEnd: End {
     /// Starts to send, if the peer has posted a receive for `tag`. If it returns `None`, call again.
     ///
@@ -152,6 +152,12 @@ pub trait SendEnd: End {
     /// # Errors
     /// Fails if the connection has ended.
     fn room(&mut self, tag: u32) -> Result<Option<u32>, CoreError>;
+
+    /// Whether the peer's host has all messages whose requests are done, or the connection has ended. A NIC's
+    /// requests are done no sooner.
+    fn is_settled(&self) -> bool {
+        true
+    }
 
     /// Checks whether a send is done. If it is, returns the number of bytes sent, and the request is
     /// over.

@@ -69,6 +69,8 @@ trait Visited: Send + Sync {
     /// Looks after the end. `counts` asks for the counters of its device. If the end may rest, `watch` gets
     /// the descriptor that ends the rest, and returns whether somebody waits for the descriptor.
     fn look(&self, counts: bool, watch: &mut dyn FnMut(BorrowedFd<'_>) -> bool) -> Looked;
+    /// Returns what the flight recorder keeps of the end now.
+    fn snapshot(&self) -> Option<Snapshot>;
     /// Returns whether the program has made a call since a look after which the end rests.
     fn is_called(&self) -> bool;
 }
@@ -145,6 +147,10 @@ impl<T: Tend> Visited for Biased<T> {
         });
         // An end that has gone needs no look.
         looked.unwrap_or_default()
+    }
+
+    fn snapshot(&self) -> Option<Snapshot> {
+        self.visit(|end| end.snapshot(false)).flatten()
     }
 
     fn is_called(&self) -> bool {
@@ -274,6 +280,10 @@ impl Keeper {
 impl Drop for Keeping {
     fn drop(&mut self) {
         self.keeper.ends.list().ends.retain(|end| !Arc::ptr_eq(end, &self.end));
+        // The program may have met an error, and drops the end before the keeper has looked again.
+        if let Some(snapshot) = self.end.end.snapshot().filter(|of| of.state.error.is_some()) {
+            self.end.recording.look(&snapshot);
+        }
     }
 }
 
@@ -373,6 +383,10 @@ mod tests {
             self.looks.fetch_add(1, Ordering::Relaxed);
             let rests = self.news.as_ref().is_some_and(|news| watch(news.as_fd()));
             Looked { is_urgent: self.is_urgent, rests, snapshot: None }
+        }
+
+        fn snapshot(&self) -> Option<Snapshot> {
+            None
         }
 
         fn is_called(&self) -> bool {

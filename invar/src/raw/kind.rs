@@ -7,7 +7,7 @@ use invar_verbs::VerbsNic;
 
 use super::end::{RecvEnd, SendEnd};
 use super::keeper::Keeper;
-use super::kept::Kept;
+use super::keeper_end::KeeperEnd;
 use super::nic::{GpuNic, GpuRange, SharedNic};
 use super::on::{RecvOn, SendOn};
 use super::socket::{SocketRecv, SocketSend};
@@ -42,10 +42,10 @@ impl AnySend {
     /// Lets a keeper look after the end. The result suits callers that do not need the end's kind.
     pub fn kept(self, keeper: &Keeper) -> Box<dyn SendEnd> {
         match self {
-            AnySend::Verbs(end) => Box::new(Kept::new(*end, keeper)),
-            AnySend::Socket(end) => Box::new(Kept::new(*end, keeper)),
-            AnySend::Soft(end) => Box::new(Kept::new(*end, keeper)),
-            AnySend::Custom(end) => Box::new(Kept::new(end, keeper)),
+            AnySend::Verbs(end) => Box::new(KeeperEnd::new(*end, keeper)),
+            AnySend::Socket(end) => Box::new(KeeperEnd::new(*end, keeper)),
+            AnySend::Soft(end) => Box::new(KeeperEnd::new(*end, keeper)),
+            AnySend::Custom(end) => Box::new(KeeperEnd::new(end, keeper)),
         }
     }
 }
@@ -54,10 +54,10 @@ impl AnyRecv {
     /// Lets a keeper look after the end. The result suits callers that do not need the end's kind.
     pub fn kept(self, keeper: &Keeper) -> Box<dyn RecvEnd> {
         match self {
-            AnyRecv::Verbs(end) => Box::new(Kept::new(*end, keeper)),
-            AnyRecv::Socket(end) => Box::new(Kept::new(*end, keeper)),
-            AnyRecv::Soft(end) => Box::new(Kept::new(*end, keeper)),
-            AnyRecv::Custom(end) => Box::new(Kept::new(end, keeper)),
+            AnyRecv::Verbs(end) => Box::new(KeeperEnd::new(*end, keeper)),
+            AnyRecv::Socket(end) => Box::new(KeeperEnd::new(*end, keeper)),
+            AnyRecv::Soft(end) => Box::new(KeeperEnd::new(*end, keeper)),
+            AnyRecv::Custom(end) => Box::new(KeeperEnd::new(end, keeper)),
         }
     }
 }

@@ -62,7 +62,7 @@ pub trait GpuNic: SharedNic {
 
 impl GpuNic for VerbsNic {
     fn gpu_reach(&self, pd: &Self::Pd) -> NicReach {
-        NicReach::Rdma { device: self.device().to_owned(), dma_buf: self.has_dmabuf(pd) }
+        NicReach::Rdma { devices: vec![self.device().to_owned()], dma_buf: self.has_dmabuf(pd) }
     }
 
     unsafe fn reg_gpu_mr(
@@ -85,9 +85,10 @@ impl GpuNic for Rails<VerbsNic> {
     fn gpu_reach(&self, pd: &Self::Pd) -> NicReach {
         let reaches = self.with_pds(pd).map(|(nic, pd)| nic.gpu_reach(pd));
         let both = |one: NicReach, other: NicReach| match (one, other) {
-            (NicReach::Rdma { device, dma_buf }, NicReach::Rdma { dma_buf: of_other, .. }) => {
-                NicReach::Rdma { device, dma_buf: dma_buf && of_other }
-            }
+            (
+                NicReach::Rdma { devices, dma_buf },
+                NicReach::Rdma { devices: others, dma_buf: too },
+            ) => NicReach::Rdma { devices: [devices, others].concat(), dma_buf: dma_buf && too },
             _ => NicReach::Software,
         };
         reaches.reduce(both).unwrap_or(NicReach::Software)

@@ -15,7 +15,7 @@ use super::end::{CLOSE_MAX, Carrier, End, RecvEnd, SendEnd, copy_sizes};
 use super::keeper::{Care, REST};
 use super::nic::SharedNic;
 use super::peer::PeerState;
-use super::recorded::Snapshot;
+use super::recorded::{EndState, Snapshot};
 
 /// A comm on its NIC. The NIC outlives the comm.
 #[repr(C)]
@@ -95,7 +95,9 @@ impl<N: SharedNic, S: Stream> Tended for comm::SendComm<N, S> {
     }
 
     fn snapshot(&self, nic: Option<NicCounters>, now_ns: u64) -> Option<Snapshot> {
-        Snapshot::of(self.watch(), self.ends(), self.numbers(), nic, now_ns)
+        let (fenced, rails) = (self.fenced(), self.rails_in_use());
+        let state = EndState { error: self.end(), fenced, rails };
+        Snapshot::of(self.watch(), self.ends(), self.numbers(), nic, state, now_ns)
     }
 }
 
@@ -121,7 +123,9 @@ impl<N: SharedNic, S: Stream> Tended for comm::RecvComm<N, S> {
     }
 
     fn snapshot(&self, nic: Option<NicCounters>, now_ns: u64) -> Option<Snapshot> {
-        Snapshot::of(self.watch(), self.ends(), self.numbers(), nic, now_ns)
+        let (fenced, rails) = (self.fenced(), self.rails_in_use());
+        let state = EndState { error: self.end(), fenced, rails };
+        Snapshot::of(self.watch(), self.ends(), self.numbers(), nic, state, now_ns)
     }
 }
 

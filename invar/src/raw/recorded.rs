@@ -1,16 +1,17 @@
 //! The flight recorder's part of the keeper: writes what a look at an end has found.
 
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Once, OnceLock, PoisonError, Weak};
 
-use invar_core::error::Ends;
+use invar_core::conn::StreamError;
+use invar_core::error::{Ends, Error as CoreError};
 use invar_core::metrics::EndNumbers;
 use invar_core::nic::NicCounters;
-use invar_core::recorder::{Event, Record};
+use invar_core::recorder::{Event, EventKind, Record};
 use invar_core::stall::{EndView, Role, Verdict, Watch};
 use invar_linux::clock::now_ns;
 use invar_linux::recorder::{RecorderFile, directory};
 
-/// What a look at an end finds, for the flight recorder.
+/// The state of an end at one look, for the flight recorder.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
     /// Direction of the end.
@@ -25,6 +26,19 @@ pub struct Snapshot {
     pub numbers: EndNumbers,
     /// The counters of the end's device, if they were asked for.
     pub nic: Option<NicCounters>,
+    /// The state whose changes are events.
+    pub state: EndState,
+}
+
+/// The state of an end whose changes the flight recorder keeps as events.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct EndState {
+    /// The error that has ended the connection.
+    pub error: Option<CoreError>,
+    /// The attempt of a recovery that has stopped the end's queue pairs.
+    pub fenced: Option<u32>,
+    /// The rails that carry data, a bit for each rail; 0 if the end has none.
+    pub rails: u8,
 }
 
 impl Snapshot {
@@ -34,6 +48,7 @@ impl Snapshot {
         ends: &Ends,
         numbers: EndNumbers,
         nic: Option<NicCounters>,
+        state: EndState,
         now_ns: u64,
     ) -> Option<Self> {
         watch.is_recorded().then(|| Snapshot {
@@ -43,12 +58,17 @@ impl Snapshot {
             verdict: watch.verdict(),
             numbers,
             nic,
+            state,
         })
     }
 }
 
-/// The file of this process, while there are connections that are recorded.
-static OF_PROCESS: Mutex<Weak<Mutex<RecorderFile>>> = Mutex::new(Weak::new());
+/// The file of a process, while there are connections that are recorded. A child of fork has a copy of its
+/// parent's.
+static OF_PROCESS: Mutex<(u32, Weak<Mutex<RecorderFile>>)> = Mutex::new((0, Weak::new()));
+/// The file of this process, once a connection has failed. So the file outlives the process, which may end
+/// because of the failure.
+static KEPT: Mutex<Option<Arc<Mutex<RecorderFile>>>> = Mutex::new(None);
 /// Whether the file could not be made. Then nothing is recorded.
 static IS_BROKEN: OnceLock<()> = OnceLock::new();
 
@@ -62,6 +82,7 @@ pub(super) struct Recording(Mutex<Option<Open>>);
 struct Open {
     record: Record,
     verdict: Option<Verdict>,
+    state: EndState,
     written_ns: u64,
     counted_ns: u64,
     place: usize,
@@ -77,19 +98,20 @@ impl Recording {
 
     /// Takes what a look has found.
     pub(super) fn look(&self, snapshot: &Snapshot) {
-        let Snapshot { role, ends, view, verdict, numbers, nic } = snapshot;
+        let Snapshot { role, ends, view, verdict, numbers, nic, .. } = snapshot;
         let mut open = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let now_ns = now_ns();
-        let Some(Open { record, verdict: told, written_ns, counted_ns, place, file }) = &mut *open
-        else {
+        let Some(of_end) = &mut *open else {
             *open = Open::new(snapshot, now_ns);
             return;
         };
+        let has_edge = of_end.note_edges(snapshot.state, now_ns);
+        let Open { record, verdict: told, written_ns, counted_ns, place, file, .. } = of_end;
         (record.role, record.qpn, record.numbers) = (*role, ends.qpn, *numbers);
         if let Some(nic) = nic {
             (record.nic, *counted_ns) = (*nic, now_ns);
         }
-        let mut has_changed = record.look(*view, now_ns);
+        let mut has_changed = record.look(*view, now_ns) || has_edge;
         if let Some(verdict) = verdict
             && told.as_ref() != Some(verdict)
         {
@@ -110,20 +132,37 @@ impl Recording {
 impl Drop for Recording {
     fn drop(&mut self) {
         let open = self.0.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if let Some(Open { record, place, file, .. }) = open {
+        if let Some(Open { record, place, file, state, .. }) = open {
             record.closed(now_ns());
             trace(record);
             write(file, *place, record);
             lock(file).give_back(*place);
+            if state.error.is_some_and(|error| is_failure(error, &record.view)) {
+                *KEPT.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(file));
+            }
         }
     }
 }
 
+/// Whether an error is a failure. A peer that closes its end while nobody waits for it has only come to its end.
+fn is_failure(error: CoreError, view: &EndView) -> bool {
+    error != CoreError::PeerClosed(StreamError::Closed) || view.is_waiting
+}
+
 impl Open {
     fn new(snapshot: &Snapshot, now_ns: u64) -> Option<Self> {
-        let Snapshot { role, ends, view, verdict, numbers, nic } = snapshot;
+        let Snapshot { role, ends, view, verdict, numbers, nic, state } = snapshot;
         let file = file_of_process(view)?;
-        let place = lock(&file).take_place()?;
+        let Some(place) = lock(&file).take_place() else {
+            static TOLD: Once = Once::new();
+            TOLD.call_once(|| {
+                log::info!(
+                    "{ends}: the flight recorder of this process is full: this connection and later ones \
+                     are neither recorded nor have metrics until others close"
+                );
+            });
+            return None;
+        };
         let mut record = Record::new(*role, ends.qpn, &ends.to_string(), *view, now_ns);
         let peer = ends.peer.map(|peer| peer.ip().to_canonical().to_string()).unwrap_or_default();
         record.name(&ends.device, &peer);
@@ -131,14 +170,44 @@ impl Open {
         write(&file, place, &record);
         trace(&record);
         let (written_ns, counted_ns) = (now_ns, now_ns);
-        Some(Open { record, verdict: *verdict, written_ns, counted_ns, place, file })
+        let (verdict, state) = (*verdict, *state);
+        Some(Open { record, verdict, state, written_ns, counted_ns, place, file })
+    }
+
+    /// Adds events for an error, a fence and changes of rails. Returns whether there was any.
+    fn note_edges(&mut self, new: EndState, now_ns: u64) -> bool {
+        let Open { record, state, .. } = self;
+        let before = record.events.back().copied();
+        let old = std::mem::replace(state, new);
+        if let (None, Some(error)) = (old.error, new.error) {
+            let status = match error {
+                CoreError::Completion(error) => error.status.0 as u16,
+                _ => 0,
+            };
+            record.push(EventKind::Error, status, now_ns);
+        }
+        if let (None, Some(attempt)) = (old.fenced, new.fenced) {
+            record.push(EventKind::Fence, attempt as u16, now_ns);
+        }
+        for rail in 0..u8::BITS as u16 {
+            let kind = match [old.rails, new.rails].map(|rails| rails >> rail & 1) {
+                [1, 0] => EventKind::RailDown,
+                [0, 1] => EventKind::RailUp,
+                _ => continue,
+            };
+            record.push(kind, rail, now_ns);
+        }
+        record.events.back().copied() != before
     }
 }
 
 /// Returns the file of this process, and creates it if there is none.
 fn file_of_process(view: &EndView) -> Option<Arc<Mutex<RecorderFile>>> {
     let mut of_process = OF_PROCESS.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(file) = of_process.upgrade() {
+    let (process, known) = &mut *of_process;
+    if *process == std::process::id()
+        && let Some(file) = known.upgrade()
+    {
         return Some(file);
     }
     if IS_BROKEN.get().is_some() {
@@ -147,7 +216,7 @@ fn file_of_process(view: &EndView) -> Option<Arc<Mutex<RecorderFile>>> {
     match RecorderFile::create(&directory(), view.process) {
         Ok(file) => {
             let file = Arc::new(Mutex::new(file));
-            *of_process = Arc::downgrade(&file);
+            *of_process = (std::process::id(), Arc::downgrade(&file));
             Some(file)
         }
         Err(error) => {
@@ -164,9 +233,9 @@ fn file_of_process(view: &EndView) -> Option<Arc<Mutex<RecorderFile>>> {
 
 /// Logs the last event of a record.
 fn trace(record: &Record) {
-    if let Some(Event { kind, begun, done, untested, .. }) = record.events.back() {
-        let (ends, what) = (&record.ends, kind.name());
-        log::trace!("{ends}: {what}: {begun} begun, {done} done, {untested} untested");
+    if let Some(event @ Event { begun, done, untested, .. }) = record.events.back() {
+        let ends = &record.ends;
+        log::trace!("{ends}: {event}: {begun} begun, {done} done, {untested} untested");
     }
 }
 

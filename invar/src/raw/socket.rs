@@ -13,7 +13,7 @@ use invar_linux::socket::{RecvComm, SendComm};
 use super::end::{Carrier, End, RecvEnd, SendEnd, copy_sizes};
 use super::keeper::Care;
 use super::on::{On, Tended};
-use super::recorded::Snapshot;
+use super::recorded::{EndState, Snapshot};
 use crate::Error;
 
 /// A sending end over TCP.
@@ -41,7 +41,8 @@ impl Tended for SendComm {
     }
 
     fn snapshot(&self, nic: Option<NicCounters>, now_ns: u64) -> Option<Snapshot> {
-        Snapshot::of(self.watch(), self.ends(), self.numbers(), nic, now_ns)
+        let state = EndState { error: self.end(), ..EndState::default() };
+        Snapshot::of(self.watch(), self.ends(), self.numbers(), nic, state, now_ns)
     }
 }
 
@@ -64,7 +65,8 @@ impl Tended for RecvComm {
     }
 
     fn snapshot(&self, nic: Option<NicCounters>, now_ns: u64) -> Option<Snapshot> {
-        Snapshot::of(self.watch(), self.ends(), self.numbers(), nic, now_ns)
+        let state = EndState { error: self.end(), ..EndState::default() };
+        Snapshot::of(self.watch(), self.ends(), self.numbers(), nic, state, now_ns)
     }
 }
 
@@ -112,6 +114,10 @@ impl End for SocketSend {
 impl SendEnd for SocketSend {
     fn room(&mut self, tag: u32) -> Result<Option<u32>, CoreError> {
         self.comm.room(tag)
+    }
+
+    fn is_settled(&self) -> bool {
+        self.comm.is_settled()
     }
 
     unsafe fn isend(&mut self, buf: &SendBuf, tag: u32) -> Result<Option<Request>, CoreError> {

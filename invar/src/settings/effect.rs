@@ -1,5 +1,6 @@
 //! The effect of the settings, for programs that ask and for each connection.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use invar_core::conn;
@@ -35,13 +36,30 @@ impl Settings {
 
     /// Whether the user has asked for a log.
     pub fn asks_for_log(&self) -> bool {
-        let is_set = |name| self.set.get(name).is_some_and(|(text, _)| !text.is_empty());
+        let is_set = |name| self.set.get(name).is_some_and(|set| !set.text.is_empty());
         is_set("INVAR_LOG") || is_set("NCCL_DEBUG")
     }
 
     /// Returns the signal on which ranks and proxies print their state (`NCCL_PROXY_DUMP_SIGNAL`).
     pub fn dump_signal(&self) -> Option<u8> {
         self.links.dump_signal
+    }
+
+    /// Returns the file for a trace (`INVAR_PROXY_TRACE`), as the user wrote it.
+    pub fn trace_file(&self) -> Option<&str> {
+        self.links.trace.as_deref()
+    }
+
+    /// Returns the number of operations that a proxy's progress thread takes over at a time
+    /// (`NCCL_PROXY_APPEND_BATCH_SIZE`).
+    pub fn append_batch(&self) -> u32 {
+        self.links.append_batch
+    }
+
+    /// Returns the number of rounds between two looks of a proxy's progress thread for new operations
+    /// (`NCCL_PROGRESS_APPENDOP_FREQ`).
+    pub fn append_every(&self) -> u32 {
+        self.links.append_every
     }
 
     /// Returns the time limit for making a connection.
@@ -112,16 +130,30 @@ impl Settings {
         })
     }
 
-    /// Returns the network interfaces that `NCCL_SOCKET_IFNAME` and `NCCL_SOCKET_FAMILY` allow: one or
-    /// more, the best first.
+    /// Returns the network interfaces that `NCCL_SOCKET_IFNAME`, `NCCL_COMM_ID` and `NCCL_SOCKET_FAMILY`
+    /// allow: one or more, the best first.
     pub(crate) fn allowed_interfaces<'a>(
         &self,
         interfaces: &'a [Interface],
     ) -> Result<Vec<Found<'a>>, Error> {
         let names = NameFilter::parse(&self.socket_ifname)
             .map_err(|error| Kind::Setting(format!("NCCL_SOCKET_IFNAME: {error}")))?;
-        let rules = Rules { names, family: self.socket_family, comm_id: None };
+        let rules = Rules { names, family: self.socket_family, comm_id: self.rank_zero() };
         Ok(interface::find(interfaces, &rules).map_err(Kind::NoInterface)?)
+    }
+
+    /// Returns the address that `NCCL_COMM_ID` names. NCCL refuses a name that nobody knows.
+    fn rank_zero(&self) -> Option<SocketAddr> {
+        if self.comm_id.is_empty() || !self.socket_ifname.is_empty() {
+            return None;
+        }
+        interface::resolve(&self.comm_id, None).ok()?.first().copied()
+    }
+
+    /// Returns whether a listener of the device listens at the device's own address, and not at that of the
+    /// best interface.
+    pub(crate) fn listens_on(&self, device: &DeviceInfo) -> bool {
+        self.socket_ifname.is_empty() && self.socket_family.takes(device.address)
     }
 
     /// Returns the settings for a connection of this device. `reaches_gpus` says whether the device can
@@ -137,25 +169,23 @@ impl Settings {
     }
 
     /// Returns whether a device's network routes adaptively (`NCCL_IB_ADAPTIVE_ROUTING`, or
-    /// [`Settings::adaptive_routing`]). By default this depends on the device's link layer: InfiniBand
-    /// does.
+    /// [`Settings::adaptive_routing`]). By default InfiniBand does, and each network on the wire of NCCL 2.14,
+    /// which looks only at `NCCL_IB_AR_THRESHOLD`.
     pub fn routes_adaptively(&self, device: &DeviceInfo) -> bool {
         self.is_adaptive(device.link_layer)
     }
 
     fn is_adaptive(&self, link_layer: LinkLayer) -> bool {
-        self.adaptive_routing.unwrap_or(link_layer == LinkLayer::Infiniband)
+        let by_default =
+            link_layer == LinkLayer::Infiniband || self.conn.wire == conn::Wire::Nccl214;
+        self.adaptive_routing.unwrap_or(by_default)
     }
 
     /// Returns the settings for a port of this link layer.
     pub(super) fn for_port(&self, link_layer: LinkLayer) -> conn::CommSettings {
         let mut conn = self.conn;
-        let adaptive = self.is_adaptive(link_layer);
-        // If the network keeps packets in order, one WRITE_WITH_IMM suffices. NCCL 2.14 looks only at
-        // the threshold. On its wire, long messages therefore use two work requests unless the setting
-        // says otherwise.
-        let apart =
-            adaptive || self.adaptive_routing.is_none() && self.conn.wire == conn::Wire::Nccl214;
+        // If the network keeps packets in order, one WRITE_WITH_IMM suffices.
+        let apart = self.is_adaptive(link_layer);
         conn.ar_threshold_bytes = if apart { self.ar_threshold_bytes } else { u32::MAX };
         conn
     }

@@ -10,7 +10,8 @@ use invar_core::auth::Secret;
 use invar_core::conn::{self, PacketAuth};
 use invar_core::device::PciDistance;
 use invar_core::param::{
-    AddressFamily, LogFormat, LogLevel, PortRange, Subnet, TransportChoice, Wire,
+    AddressFamily, LogFormat, LogLevel, MetricsPlace, NcclDebug, PortRange, Subnet,
+    TransportChoice, Wire,
 };
 
 use super::{Settings, remarks};
@@ -246,6 +247,13 @@ impl Settings {
         self.with("NCCL_SOCKET_IFNAME", list)
     }
 
+    /// Sets the address of rank 0, as NCCL takes it. Unless names are set with [`Settings::interfaces`], the
+    /// interface in its subnet is used (`NCCL_COMM_ID`).
+    #[must_use]
+    pub fn comm_id(self, host_port: &str) -> Self {
+        self.with("NCCL_COMM_ID", host_port)
+    }
+
     /// Sets the address family that an interface must have (`NCCL_SOCKET_FAMILY`).
     #[must_use]
     pub fn address_family(self, family: AddressFamily) -> Self {
@@ -378,10 +386,10 @@ impl Settings {
         self.with("INVAR_RECORDER", u8::from(on))
     }
 
-    /// Shows the metrics of this user's processes for Prometheus (`INVAR_METRICS`): at `127.0.0.1:PORT` or
-    /// `unix:PATH` over HTTP, or in the file of `file:PATH`. Only the first place of a process counts.
+    /// Shows the metrics of this user's processes for Prometheus (`INVAR_METRICS`). Only the first place
+    /// of a process counts.
     #[must_use]
-    pub fn metrics(self, place: &str) -> Self {
+    pub fn metrics(self, place: MetricsPlace<'_>) -> Self {
         self.with("INVAR_METRICS", place)
     }
 
@@ -422,11 +430,10 @@ impl Settings {
         self.with("INVAR_LOG_FORMAT", format.as_str())
     }
 
-    /// Sets the level of the log in NCCL's words (`NCCL_DEBUG`): VERSION, WARN, INFO, ABORT or TRACE.
-    /// [`Settings::log_up_to`] wins over it.
+    /// Sets the level of the log in NCCL's words (`NCCL_DEBUG`). [`Settings::log_up_to`] wins over it.
     #[must_use]
-    pub fn nccl_debug(self, word: &str) -> Self {
-        self.with("NCCL_DEBUG", word)
+    pub fn nccl_debug(self, level: NcclDebug) -> Self {
+        self.with("NCCL_DEBUG", level.as_str())
     }
 
     /// Sets NCCL's subsystems whose messages are logged (`NCCL_DEBUG_SUBSYS`), for a program that follows

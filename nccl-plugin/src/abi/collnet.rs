@@ -11,10 +11,9 @@ use std::ffi::{c_char, c_int, c_void};
 
 use static_assertions::const_assert_eq;
 
-use super::table::Absent;
 use super::{
-    Code, Logger, PropertiesV6, PropertiesV7, PropertiesV8, PropertiesV9, PropertiesV11,
-    PropertiesV12, V6, V7, V8, V9, V10, V11, V12,
+    Code, Logger, MakeVDevice, PropertiesV6, PropertiesV7, PropertiesV8, PropertiesV9,
+    PropertiesV11, PropertiesV12, V6, V7, V8, V9, V10, V11, V12,
 };
 
 /// The types that differ between the versions of collNet.
@@ -192,9 +191,9 @@ pub struct Blocks<S> {
 
 /// The functions behind the common ones since v11.
 #[repr(C)]
-pub struct FinalTail {
-    /// `makeVDevice`, which joins devices.
-    pub absent: Absent,
+pub struct FinalTail<const DEVS_MAX: usize> {
+    /// Joins devices.
+    pub make_v_device: MakeVDevice<DEVS_MAX>,
     /// Ends a context.
     pub finalize: unsafe extern "C" fn(*mut c_void) -> Code,
 }
@@ -229,8 +228,14 @@ versions! {
     V6 { PropertiesV6, c_int, Init, Listen, c_int, (), (), functions: 14 }
     V7 { PropertiesV7, c_int, Init, Listen, c_int, (), (), functions: 14 }
     V8 { PropertiesV8, usize, Init, Listen, c_int, Blocks<SgeV8>, (), functions: 16 }
-    V9 { PropertiesV9, usize, Init, Listen, usize, Blocks<SgeV9>, Absent, functions: 17 }
-    V10 { PropertiesV9, usize, Init, Listen, usize, Blocks<SgeV9>, Absent, functions: 17 }
-    V11 { PropertiesV11, usize, InitV11, ListenV11, usize, Blocks<SgeV9>, FinalTail, functions: 18 }
-    V12 { PropertiesV12, usize, InitV11, ListenV11, usize, Blocks<SgeV9>, FinalTail, functions: 18 }
+    V9 { PropertiesV9, usize, Init, Listen, usize, Blocks<SgeV9>, MakeVDevice<4>, functions: 17 }
+    V10 { PropertiesV9, usize, Init, Listen, usize, Blocks<SgeV9>, MakeVDevice<4>, functions: 17 }
+    V11 {
+        PropertiesV11, usize, InitV11, ListenV11, usize, Blocks<SgeV9>, FinalTail<4>,
+        functions: 18,
+    }
+    V12 {
+        PropertiesV12, usize, InitV11, ListenV11, usize, Blocks<SgeV9>, FinalTail<8>,
+        functions: 18,
+    }
 }

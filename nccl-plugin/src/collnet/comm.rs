@@ -20,21 +20,37 @@ const REQUESTS_MAX: usize = 64;
 static COMMS: Registry<CollComm> = Registry::new(4);
 static REQUESTS: Registry<CollRequest> = Registry::new(5);
 
-/// A collective comm.
+/// A collective comm. Its fields end in this order.
 pub(super) struct CollComm {
+    /// The communicator ends its collectives, so nobody uses their memory afterwards.
     communicator: Communicator,
-    /// The hub, on rank 0. The ranks tell each other there that they are done, so it ends last.
-    hub: Option<Hub>,
     shared: Arc<Shared>,
     /// The requests that have not started, in order: all ranks start their collectives in one order.
     waiting: Mutex<VecDeque<Arc<CollRequest>>>,
+    /// The rank leaves with the last request.
+    _entries: CommEntries,
+    /// The hub, on rank 0. The ranks tell each other there that they are done, so it ends last.
+    _hub: Option<Hub>,
+}
+
+/// The requests and the registrations of the comm with this number. They end on drop.
+struct CommEntries(Number);
+
+impl Drop for CommEntries {
+    fn drop(&mut self) {
+        REQUESTS.remove_all(|request| request.comm == self.0);
+        memory::forget(self.0);
+    }
 }
 
 impl CollComm {
     /// Stores a comm and returns its number.
     pub(super) fn put(communicator: Communicator, hub: Option<Hub>, settings: Settings) -> Number {
         let (shared, waiting) = (Arc::new(Shared::new(settings)), Mutex::default());
-        COMMS.put(Arc::new(CollComm { communicator, hub, shared, waiting }))
+        COMMS.put(|number| {
+            let _entries = CommEntries(number);
+            Arc::new(CollComm { communicator, shared, waiting, _entries, _hub: hub })
+        })
     }
 
     /// Finds a comm by NCCL's pointer.
@@ -55,16 +71,10 @@ impl CollComm {
         if closed.shared.pending.load(Ordering::Acquire) > 0 {
             closed.communicator.abort("collNet's comm is closed with collectives in progress");
         }
-        let closed = Arc::into_inner(closed)
-            .ok_or_else(|| misused("closeColl during another call on the comm"))?;
-        let CollComm { communicator, hub, waiting, .. } = closed;
-        drop(communicator);
-        // The communicator has ended its collectives, so nobody uses their memory any more. The rank
-        // leaves with the last request.
-        drop(waiting);
-        REQUESTS.remove_all(|request| request.comm == number);
-        memory::forget(number);
-        drop(hub);
+        let closed = Arc::into_inner(closed).ok_or_else(|| {
+            misused("closeColl during another call on the comm, which ends with that call")
+        })?;
+        drop(closed);
         Ok(())
     }
 
@@ -75,12 +85,29 @@ impl CollComm {
 
     /// Starts a collective from the parts of its input to the parts of its output. `build` makes its
     /// operations from the addresses of both, and `bytes` is the length of the output. Returns `None` if
-    /// the comm has to complete other collectives first.
+    /// the comm has to complete other collectives first. If the collective fails, all ranks hear of it.
     ///
     /// # Safety
     /// The operations are as [`Communicator::post`] demands. NCCL leaves their memory to them until the
     /// request is done.
     pub(super) unsafe fn start(
+        &self,
+        number: Number,
+        memory: (Vec<MemoryRange>, Vec<MemoryRange>),
+        bytes: usize,
+        build: impl FnOnce(*const u8, *mut u8) -> Vec<RawOperation>,
+    ) -> Result<Option<Number>, Failed> {
+        // SAFETY: The caller has made the same promises.
+        let started = unsafe { self.try_start(number, memory, bytes, build) };
+        // The other ranks start the collective, and must not wait for this one.
+        started.inspect_err(|_| {
+            self.communicator.abort("a collective cannot start; the log of this rank says why")
+        })
+    }
+
+    /// # Safety
+    /// The caller makes the promises of [`start`](Self::start).
+    unsafe fn try_start(
         &self,
         number: Number,
         memory: (Vec<MemoryRange>, Vec<MemoryRange>),
@@ -94,14 +121,14 @@ impl CollComm {
         }
         // SAFETY: The caller has promised the memory.
         let Some(mut staging) = (unsafe { self.shared.copies.stage(memory, build) })? else {
-            self.communicator.check().map_err(|error| failed(&error))?;
-            if pending > 0 {
-                return Ok(None);
+            if pending == 0 {
+                return Err(misused(
+                    "too little pinned host memory is left for copies of GPU memory: set \
+                     INVAR_STAGING_BYTES higher",
+                ));
             }
-            return Err(misused(
-                "too little pinned host memory is left for copies of GPU memory: set \
-                 INVAR_STAGING_BYTES higher",
-            ));
+            self.communicator.check().map_err(|error| failed(&error))?;
+            return Ok(None);
         };
         let mut waiting = self.waiting();
         let starts = waiting.is_empty() && staging.is_fetched().map_err(|error| failed(&error))?;
@@ -119,7 +146,7 @@ impl CollComm {
         if !starts {
             waiting.push_back(Arc::clone(&request));
         }
-        Ok(Some(REQUESTS.put(request)))
+        Ok(Some(REQUESTS.put(|_| request)))
     }
 
     /// Starts the collectives whose input is in host memory, in order.
@@ -161,5 +188,55 @@ pub(super) fn test(request: *mut c_void) -> Result<Option<usize>, Failed> {
             }
             Err(failed(&error))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+    use std::time::Duration;
+
+    use invar::communicator::Operation;
+    use invar::{DataType, PortRange, RedOp};
+
+    use super::*;
+    use crate::abi::PTR_HOST;
+
+    /// Makes a comm of one rank.
+    fn alone() -> Number {
+        let (at, within) = ((Ipv4Addr::LOCALHOST, 0).into(), Duration::from_secs(30));
+        let hub = Hub::listen(at, PortRange::ANY, 1, None, within).unwrap();
+        let settings = Settings::default();
+        let communicator = Communicator::join(&hub.id(), 0, 1, &settings).unwrap();
+        CollComm::put(communicator, Some(hub), settings)
+    }
+
+    #[test]
+    fn a_comm_that_is_closed_during_another_call_ends_with_that_call() {
+        let number = alone();
+        let (_, in_call) = CollComm::find("test", number.to_ptr()).ok().unwrap();
+        let mut data = [1_u8; 64];
+        let at = data.as_mut_ptr().cast::<c_void>();
+        let mr = memory::register(number, at.addr(), 64, PTR_HOST).ok().unwrap();
+        let nothing = |input, output| {
+            let (operation, redop) = (Operation::AllReduce, Some(RedOp::Sum));
+            vec![RawOperation {
+                operation,
+                count: 0,
+                data_type: DataType::U8,
+                redop,
+                input,
+                output,
+            }]
+        };
+        // SAFETY: The collective has no elements.
+        let request = unsafe { in_call.start(number, (vec![], vec![]), 0, nothing) }.ok().unwrap();
+        let locate = || memory::locate(("test", "memory"), number, mr.to_ptr(), at, 64).is_ok();
+        let has_request = || REQUESTS.get(request.unwrap()).is_some();
+        assert!(CollComm::close(number.to_ptr()).is_err());
+        assert_eq!((locate(), has_request()), (true, true));
+        drop(in_call);
+        assert_eq!((locate(), has_request()), (false, false));
+        assert!(CollComm::find("test", number.to_ptr()).is_err());
     }
 }

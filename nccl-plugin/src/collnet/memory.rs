@@ -44,7 +44,7 @@ pub(super) fn register(
         PTR_CUDA => Some(gpu_of(first as u64, len).map_err(|error| failed(&error))?),
         _ => return Err(misused(format_args!("regMr of memory of type {kind}"))),
     };
-    Ok(REGISTRATIONS.put(Arc::new(Registered { comm, first, len, gpu })))
+    Ok(REGISTRATIONS.put(|_| Arc::new(Registered { comm, first, len, gpu })))
 }
 
 /// Ends a registration with a comm.

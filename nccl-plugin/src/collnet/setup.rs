@@ -63,7 +63,7 @@ unsafe fn start_listening(number: c_int, handle: *mut c_void, comm: *mut *mut c_
     // SAFETY: NCCL promises room for a handle and a comm.
     unsafe {
         handle.cast::<[u8; HANDLE_BYTES]>().write_unaligned(*id.as_bytes());
-        comm.write(LISTENERS.put(Arc::new(listening)).to_ptr());
+        comm.write(LISTENERS.put(|_| Arc::new(listening)).to_ptr());
     }
     Ok(())
 }
@@ -131,16 +131,14 @@ impl Listening {
     fn meet(&self, id: &UniqueId, rank: u32, nranks: u32) -> Result<Number, Failed> {
         let host = host::with_collnet()?;
         let device = host.device(self.device)?;
+        if rank == 0 && *id != self.id {
+            return Err(misused("connect: rank 0's own handle is not the first of the handles"));
+        }
         let hub = self.hub.lock().unwrap_or_else(PoisonError::into_inner).take();
         let hub = hub.ok_or_else(|| misused("connect on a listening comm that has connected"))?;
         let settings = host.settings.clone().communicator_nic(&device.info.name);
         let within = settings.connect_within();
         let hub = match rank {
-            0 if *id != self.id => {
-                return Err(misused(
-                    "connect: rank 0's own handle is not the first of the handles",
-                ));
-            }
             0 => Some(hub.start(nranks, within).map_err(|error| failed(&error))?),
             _ => None,
         };

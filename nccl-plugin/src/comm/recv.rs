@@ -6,7 +6,7 @@ use std::mem::MaybeUninit;
 
 use invar::raw::{Biased, Entered, Fast, Flush, FlushBuf, RECVS_MAX, RecvBuf, RecvEnd};
 
-use super::held::{Asked, Held, Tested};
+use super::end::{Asked, CommEnd, Tested};
 use super::{Bytes, MESSAGE_BYTES_MAX, NetEnd, call, call_failed, give, null_array, too_long};
 use crate::abi::Code;
 use crate::mhandle::rkey;
@@ -16,7 +16,7 @@ use crate::outcome::{misused, null};
 pub(super) enum Recvs {}
 
 /// A receiving end.
-type Receiver<E> = Held<E, Recvs>;
+type Receiver<E> = CommEnd<E, Recvs>;
 
 impl<E: RecvEnd> NetEnd for Biased<Receiver<E>> {
     unsafe extern "C" fn irecv_one(

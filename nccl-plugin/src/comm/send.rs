@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_void};
 
 use invar::raw::{Biased, Entered, Fast, SendBuf, SendEnd};
 
-use super::held::{Held, Tested, answer};
+use super::end::{CommEnd, Tested, answer};
 use super::{MESSAGE_BYTES_MAX, NetEnd, call, call_failed, give, too_long};
 use crate::abi::Code;
 use crate::mhandle::lkey;
@@ -14,7 +14,7 @@ use crate::outcome::null;
 pub(super) enum Sends {}
 
 /// A sending end.
-type Sender<E> = Held<E, Sends>;
+type Sender<E> = CommEnd<E, Sends>;
 
 impl<E: SendEnd> NetEnd for Biased<Sender<E>> {
     unsafe extern "C" fn isend(

@@ -3,6 +3,7 @@
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
 
 use invar::cuda::{Driver, Gpu, GpuMemory};
@@ -22,19 +23,24 @@ fn fake() -> FakeCuda {
 }
 
 /// One rank's comm, and a GPU.
-struct Rank {
-    rank: usize,
+pub(super) struct Rank {
+    pub(super) rank: usize,
     comm: *mut c_void,
     gpu: Gpu,
 }
 
-/// Runs `run` as each rank, in a thread of its own.
+/// Runs `run` as each rank on the first device.
 fn ranks(run: impl Fn(&Rank) + Sync) {
+    ranks_on(0, run);
+}
+
+/// Runs `run` as each rank on a device, in a thread of its own.
+pub(super) fn ranks_on(device: c_int, run: impl Fn(&Rank) + Sync) {
     init();
     let listen = || {
         let (mut handle, mut listening) = ([0_u8; HANDLE_BYTES], ptr::null_mut());
         // SAFETY: The call gives room for a handle and a comm.
-        let code = unsafe { (collnet.listen)(0, handle.as_mut_ptr().cast(), &mut listening) };
+        let code = unsafe { (collnet.listen)(device, handle.as_mut_ptr().cast(), &mut listening) };
         assert_eq!(code, Code::SUCCESS);
         (handle, listening.addr())
     };
@@ -90,7 +96,7 @@ impl Rank {
     }
 
     /// Starts an all-reduce of `u32`.
-    fn start(&self, from: SgeV9, to: SgeV9) -> (Code, *mut c_void) {
+    pub(super) fn start(&self, from: SgeV9, to: SgeV9) -> (Code, *mut c_void) {
         let (mut request, count) = (ptr::dangling_mut(), from.size / 4);
         // SAFETY: The memory is registered, and lives until the request is done.
         let code = unsafe {
@@ -110,7 +116,7 @@ impl Rank {
     }
 
     /// Registers host memory.
-    fn register(&self, memory: &mut [u32]) -> SgeV9 {
+    pub(super) fn register(&self, memory: &mut [u32]) -> SgeV9 {
         let (address, mut mhandle) = (memory.as_mut_ptr().cast(), ptr::null_mut());
         let size = size_of_val(memory);
         // SAFETY: The memory exists, and `mhandle` has room for a registration.
@@ -186,7 +192,7 @@ impl OnGpu {
 }
 
 /// Tests requests in turn until all are done.
-fn finish(requests: &[*mut c_void]) {
+pub(super) fn finish(requests: &[*mut c_void]) {
     let mut left = requests.to_vec();
     assert!(left.iter().all(|request| !request.is_null()));
     until("collectives", || {
@@ -382,6 +388,40 @@ fn all_ranks_hear_of_a_copy_that_fails() {
             assert_eq!(code, [Code::SYSTEM_ERROR, Code::REMOTE_ERROR][rank.rank]);
             met.wait();
         });
+    });
+}
+
+#[test]
+fn all_ranks_hear_of_an_input_that_cannot_be_copied() {
+    fake().set("FAKE_CUDA_FAIL", "cuMemcpyDtoHAsync_v2=700").run(|| {
+        all_ranks_hear_of_a_rank_that_cannot_start(1000, Code::SYSTEM_ERROR);
+    });
+}
+
+#[test]
+fn all_ranks_hear_of_a_rank_with_too_little_pinned_memory() {
+    fake().set("INVAR_STAGING_BYTES", "65536").run(|| {
+        all_ranks_hear_of_a_rank_that_cannot_start(20_000, Code::INTERNAL_ERROR);
+    });
+}
+
+/// Rank 0 has its memory on the host, and starts. Rank 1 has its memory on a GPU, and fails with this code.
+fn all_ranks_hear_of_a_rank_that_cannot_start(elements: usize, failure: Code) {
+    let has_heard = AtomicBool::new(false);
+    ranks(|rank| {
+        let (on_gpu, mut host) = (rank.alloc(&vec![1; elements]), vec![1; elements]);
+        let on_host = rank.register(&mut host);
+        let memory = [on_host, on_gpu.all()][rank.rank];
+        let (code, request) = rank.start(memory, memory);
+        if rank.rank == 1 {
+            assert_eq!((code, request.is_null()), (failure, true));
+            // To close the comm would end the other rank's collective too.
+            return until("the other rank", || has_heard.load(Relaxed).then_some(()));
+        }
+        // Rank 1 may have failed before.
+        let code = if code == Code::SUCCESS { outcome(request) } else { code };
+        assert_eq!(code, Code::REMOTE_ERROR);
+        has_heard.store(true, Relaxed);
     });
 }
 

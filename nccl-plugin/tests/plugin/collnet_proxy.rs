@@ -9,8 +9,8 @@ use std::thread;
 
 use invar_core::math::{Protocol, STEPS};
 use invar_core::proxy::{
-    Algorithm, Args, BankSlot, Channel, CollSteps, CollTransfer, Collective, Connection,
-    ConnectionId, ConnectionSpec, Engine, Leg, Op, OpStage, ProxySlice, Sharing, Transport,
+    Args, BankSlot, Channel, CollSteps, CollTransfer, Collective, Connection, ConnectionId,
+    ConnectionSpec, Engine, Leg, Op, OpStage, ProxyAlgorithm, ProxySlice, Sharing, Transport,
 };
 use invar_core::topology::Direction;
 use invar_linux::proxy::HeapBanks;
@@ -52,7 +52,7 @@ struct Head {
 unsafe impl Send for Head {}
 
 /// Memory of one step: the elements of the data, and the slots to send from and to receive to.
-struct Place {
+struct StepMemory {
     first: usize,
     count: usize,
     send: *mut u8,
@@ -60,7 +60,7 @@ struct Place {
 }
 
 impl Head {
-    fn place(&mut self, slice: &ProxySlice) -> Place {
+    fn place(&mut self, slice: &ProxySlice) -> StepMemory {
         let chunk = self.steps.chunk_bytes as usize / 4;
         let step = (slice.step - self.before) as usize;
         let first = (step * NCHANNELS as usize + slice.channel as usize) * chunk;
@@ -71,7 +71,7 @@ impl Head {
         let at = |slot: usize| slot * STEP_BYTES as usize;
         let start = self.slots.as_mut_ptr();
         let (send, recv) = (start.wrapping_add(at(slot)), start.wrapping_add(at(half + slot)));
-        Place { first, count, send, recv }
+        StepMemory { first, count, send, recv }
     }
 
     /// Whether it is this channel's turn: all ranks start their collectives in one order.
@@ -89,7 +89,7 @@ impl Head {
                 if self.free[channel] <= slice.step || !self.has_turn(channel) {
                     return Ok(false);
                 }
-                let Place { first, count, send, recv } = self.place(slice);
+                let StepMemory { first, count, send, recv } = self.place(slice);
                 let mut request = ptr::null_mut();
                 // SAFETY: The slots have the step's elements, the input has them too, and collNet uses
                 // the slots until the request is done.
@@ -147,7 +147,7 @@ impl Head {
                 assert!(request.is_null(), "host memory needs no flush");
             }
             OpStage::Transmit => {
-                let Place { first, count, recv, .. } = self.place(slice);
+                let StepMemory { first, count, recv, .. } = self.place(slice);
                 // SAFETY: The slot has the step's elements, and collNet is done with it.
                 let got = unsafe { slice::from_raw_parts(recv.cast::<f32>(), count) };
                 self.output[first..first + count].copy_from_slice(got);
@@ -213,7 +213,7 @@ fn meet() -> Vec<*mut c_void> {
 }
 
 /// An all-reduce of `count` floats among hosts with one rank each.
-fn transfer(algorithm: Algorithm, count: usize) -> CollTransfer {
+fn transfer(algorithm: ProxyAlgorithm, count: usize) -> CollTransfer {
     let number = |n| NonZeroU32::new(n).unwrap();
     CollTransfer {
         collective: Collective::AllReduce,
@@ -230,7 +230,7 @@ fn transfer(algorithm: Algorithm, count: usize) -> CollTransfer {
 }
 
 /// Runs all-reduces of these lengths as one rank.
-fn run(mut head: Head, algorithm: Algorithm, counts: &[usize]) {
+fn run(mut head: Head, algorithm: ProxyAlgorithm, counts: &[usize]) {
     let mut engine: HeapEngine = Engine::new(HeapBanks::default(), HeapBanks::default());
     let slots = head.slots.as_mut_ptr().cast();
     // SAFETY: The memory lives until the comm is closed.
@@ -241,7 +241,7 @@ fn run(mut head: Head, algorithm: Algorithm, counts: &[usize]) {
     // The switch counts as the rank behind the last one.
     let switch = Some(NRANKS);
     let channel = match algorithm {
-        Algorithm::CollnetChain => Channel { collnet_chain_up: switch, ..Channel::default() },
+        ProxyAlgorithm::CollnetChain => Channel { collnet_chain_up: switch, ..Channel::default() },
         _ => Channel { collnet_direct_out: switch, ..Channel::default() },
     };
     for (op_count, &count) in (1..).zip(counts) {
@@ -301,7 +301,7 @@ fn run(mut head: Head, algorithm: Algorithm, counts: &[usize]) {
 #[test]
 fn the_proxy_moves_an_all_reduce_through_collnet_by_both_patterns() {
     init();
-    for algorithm in [Algorithm::CollnetChain, Algorithm::CollnetDirect] {
+    for algorithm in [ProxyAlgorithm::CollnetChain, ProxyAlgorithm::CollnetDirect] {
         let heads = (0..).zip(meet()).map(|(rank, comm)| Head {
             rank,
             comm,

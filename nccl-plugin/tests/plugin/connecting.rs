@@ -1,6 +1,9 @@
 //! Listening, connecting and accepting.
 
 use std::thread;
+use std::time::Duration;
+
+use invar_testkit::fake_cuda::FakeCuda;
 
 use super::rig::*;
 
@@ -74,4 +77,21 @@ fn a_handle_of_nobody_is_an_error() {
         (code != Code::SUCCESS).then_some(code)
     });
     assert_eq!(code, Code::REMOTE_ERROR);
+}
+
+#[test]
+fn an_attempt_that_nobody_continues_is_given_up() {
+    FakeCuda::new().set("INVAR_CONNECT_TIMEOUT_MS", "200").run(|| {
+        // Nobody accepts.
+        let listening = Listening::new();
+        let attempt = || assert!(connect(&mut listening.handle.clone()).is_none());
+        let open = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+        attempt();
+        let before = open();
+        for _ in 0..8 {
+            thread::sleep(Duration::from_millis(500));
+            attempt();
+            assert!(open() <= before, "{} descriptors, and {before} before", open());
+        }
+    });
 }

@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 
 use invar_testkit::fake_cuda::FakeCuda;
-use nccl_net_invar::abi::{Description, QpWork};
+use nccl_net_invar::abi::{Description, ProfilerCallback, QpWork};
 use nccl_net_invar::tables::ncclNetPlugin_v10 as v10;
 
 use super::rig::*;
@@ -48,6 +48,18 @@ unsafe extern "C" fn profiler(
     Code::SUCCESS
 }
 
+/// NCCL's callback where no profiler is loaded.
+unsafe extern "C" fn nobody(
+    _: *mut *mut c_void,
+    what: c_int,
+    _: *mut c_void,
+    _: i64,
+    _: *mut c_void,
+) -> Code {
+    assert_eq!(what, 0, "an event that nobody took has ended");
+    Code::SUCCESS
+}
+
 /// Returns the events after the first `before` ones.
 fn told_since(before: usize) -> Vec<Told> {
     TOLD.lock().unwrap()[before..].to_vec()
@@ -60,7 +72,7 @@ fn of_step(told: &[Told], step: usize) -> Vec<(c_int, usize)> {
 }
 
 /// Makes a connection over four queue pairs, with a profiler.
-fn profiled() -> Pair {
+fn profiled(profiler: ProfilerCallback) -> Pair {
     let pair = Pair::new(4096);
     // SAFETY: There is no logger, and the callback stays valid.
     assert_eq!(unsafe { (v10.init)(None, Some(profiler)) }, Code::SUCCESS);
@@ -110,7 +122,7 @@ fn isend(pair: &Pair, size: usize, tag: usize, step: usize) -> *mut c_void {
 #[test]
 fn each_queue_pair_has_the_share_that_it_carries() {
     four_queue_pairs().run(|| {
-        let pair = profiled();
+        let pair = profiled(profiler);
         for (row, size, shares) in [(0, 1000, [256, 256, 256, 232]), (1, 8, [8, 0, 0, 0])] {
             let before = told_since(0).len();
             let received = irecv(&pair, &[5]);
@@ -134,7 +146,7 @@ fn each_queue_pair_has_the_share_that_it_carries() {
 #[test]
 fn the_messages_of_a_group_start_with_the_last_of_them() {
     four_queue_pairs().run(|| {
-        let pair = profiled();
+        let pair = profiled(profiler);
         let received = irecv(&pair, &[5, 6]);
         let first = isend(&pair, 300, 5, 15);
         assert_eq!(told_since(8).len(), 0, "only the receive has started");
@@ -150,5 +162,16 @@ fn the_messages_of_a_group_start_with_the_last_of_them() {
         isend(&pair, 300, 7, 17);
         drop(pair);
         assert!(told_since(before).iter().all(|told| told.work.opcode == RECV_RDMA_WITH_IMM));
+    });
+}
+
+#[test]
+fn requests_have_no_events_where_no_profiler_is_loaded() {
+    four_queue_pairs().run(|| {
+        let pair = profiled(nobody);
+        let (received, sent) = (irecv(&pair, &[5]), isend(&pair, 1000, 5, 6));
+        // A request with events has an odd number.
+        assert_eq!([received, sent].map(|request| request.addr() % 2), [0, 0]);
+        assert_eq!(wait(&[sent, received])[1][0], 1000);
     });
 }

@@ -8,9 +8,12 @@ use std::process::Command;
 use std::time::Duration;
 
 use invar_testkit::fake_cuda::FakeCuda;
-use nccl_net_invar::abi::{PropertiesV9, PropertiesV12, VDeviceProps};
-use nccl_net_invar::tables::{ncclNetPlugin_v11 as v11, ncclNetPlugin_v12 as v12};
+use nccl_net_invar::abi::{MakeVDevice, PropertiesV9, PropertiesV12, VDeviceProps};
+use nccl_net_invar::tables::{
+    ncclCollNetPlugin_v9 as collnet, ncclNetPlugin_v11 as v11, ncclNetPlugin_v12 as v12,
+};
 
+use super::collnet_gpu::{finish, ranks_on};
 use super::rig::*;
 
 const BYTES: usize = 256 * 1024;
@@ -18,16 +21,36 @@ const MESSAGES: usize = 64;
 /// `IBV_EVENT_DEVICE_FATAL`.
 const DEVICE_FATAL: u8 = 8;
 
+/// Joins devices for the network.
 fn join(devices: &[c_int]) -> Result<c_int, Code> {
+    join_by(net.tail.make_v_device, devices)
+}
+
+fn join_by(make: MakeVDevice<4>, devices: &[c_int]) -> Result<c_int, Code> {
     init();
     let mut devs = [-7; 4];
     devs[..devices.len().min(4)].copy_from_slice(&devices[..devices.len().min(4)]);
     let (mut number, props) = (-1, VDeviceProps { ndevs: devices.len() as c_int, devs });
     // SAFETY: There is room for a number, and the list has its devices.
-    match unsafe { (net.tail.make_v_device)(&mut number, &props) } {
+    match unsafe { make(&mut number, &props) } {
         Code::SUCCESS => Ok(number),
         code => Err(code),
     }
+}
+
+/// Begins a communicator, and returns its context.
+fn communicator() -> *mut c_void {
+    let mut context = ptr::null_mut();
+    // SAFETY: `context` has room for a context, and NCCL may pass no configuration.
+    let code = unsafe { (v11.init)(&mut context, 0, ptr::null(), None, None) };
+    assert_eq!(code, Code::SUCCESS);
+    context
+}
+
+/// Ends a communicator.
+fn finalize(context: *mut c_void) {
+    // SAFETY: The context is `init`'s, and nobody else uses it.
+    assert_eq!(unsafe { (v11.tail.finalize)(context) }, Code::SUCCESS);
 }
 
 /// Connects both ends on a device.
@@ -51,10 +74,14 @@ fn name(properties: &PropertiesV9) -> &str {
 }
 
 fn count() -> c_int {
+    count_by(net.devices)
+}
+
+fn count_by(devices: unsafe extern "C" fn(*mut c_int) -> Code) -> c_int {
     init();
     let mut ndev = 0;
     // SAFETY: `ndev` has room for a number.
-    assert_eq!(unsafe { (net.devices)(&mut ndev) }, Code::SUCCESS);
+    assert_eq!(unsafe { devices(&mut ndev) }, Code::SUCCESS);
     ndev
 }
 
@@ -90,14 +117,18 @@ fn joined_devices_are_one_with_the_speed_of_all() {
     four_devices().run(|| {
         assert_eq!(count(), 4);
         let both = join(&[1, 3]).expect("two devices");
-        assert_eq!((both, count()), (4, 4), "the devices that exist keep their numbers");
+        // NCCL takes the difference of the counts for the number of joined devices.
+        assert_eq!((both, count()), (4, 5), "the devices that exist keep their numbers");
         assert_eq!(join(&[1, 3]), Ok(4), "the same devices are the same device");
-        assert_eq!(join(&[2, 0]), Ok(5));
-        assert_eq!(join(&[2]), Ok(2));
+        assert_eq!((join(&[2, 0]), count()), (Ok(5), 6));
         let told = properties(both);
         assert_eq!(name(&told), "null1+null3");
         assert_eq!((told.speed, told.ptr_support), (400_000, properties(1).ptr_support));
         assert_eq!((told.v_props.ndevs, &told.v_props.devs[..2]), (2, &[1, 3][..]));
+        // The first versions of NCCL that join devices make their single devices so too.
+        assert_eq!((join(&[2]), count()), (Ok(6), 7));
+        let single = properties(6);
+        assert_eq!((name(&single), single.v_props.ndevs, single.v_props.devs[0]), ("null2", 1, 2));
         for refused in [&[][..], &[0, 4], &[0, -1], &[0, 0], &[0, 1, 2, 3, 0]] {
             assert!(join(refused).is_err(), "{refused:?}");
         }
@@ -118,19 +149,90 @@ fn joined_devices_are_one_with_the_speed_of_all() {
     });
 }
 
+/// Adds up numbers by collNet on a device.
+fn add_up_on(device: c_int) {
+    ranks_on(device, |rank| {
+        let mut memory = vec![rank.rank as u32 + 1; BYTES / 4];
+        let registered = rank.register(&mut memory);
+        let (code, request) = rank.start(registered, registered);
+        assert_eq!(code, Code::SUCCESS);
+        finish(&[request]);
+        assert_eq!(memory, vec![3; BYTES / 4]);
+    });
+}
+
+#[test]
+fn collnet_runs_on_joined_devices() {
+    four_devices().run(|| {
+        let both = join(&[1, 3]).expect("two devices");
+        add_up_on(both);
+    });
+}
+
+/// NCCL takes the first answer of `devices` for the number of physical devices, and joins them for
+/// collNet, then for the network.
+#[test]
+fn collnet_joins_the_devices_of_the_network_and_counts_its_own() {
+    four_devices().run(|| {
+        let join_for_collnet = |devices: &[c_int]| join_by(collnet.tail, devices);
+        let counts = || [count_by(collnet.devices), count()];
+        assert_eq!(counts(), [4, 4]);
+        let both = join_for_collnet(&[1, 3]).expect("two devices");
+        assert_eq!((both, counts()), (4, [5, 4]));
+        assert_eq!((join(&[1, 3]), counts()), (Ok(both), [5, 5]));
+        assert_eq!((join_for_collnet(&[0, 2]), counts()), (Ok(5), [6, 5]));
+        let mut told = MaybeUninit::uninit();
+        // SAFETY: There is room for the properties.
+        let told = unsafe {
+            assert_eq!((collnet.get_properties)(both, told.as_mut_ptr()), Code::SUCCESS);
+            told.assume_init()
+        };
+        assert_eq!((name(&told), told.v_props.ndevs), ("null1+null3", 2));
+        add_up_on(both);
+        assert!(join_for_collnet(&[0, 4]).is_err());
+        // A second NCCL begins, and counts anew.
+        // SAFETY: The calls pass no logger.
+        unsafe {
+            assert_eq!((v11.tail.finalize)(init()), Code::SUCCESS);
+            assert_eq!((net.init)(None), Code::SUCCESS);
+            assert_eq!((collnet.init)(None), Code::SUCCESS);
+        }
+        assert_eq!(counts(), [4, 4]);
+        assert_eq!((join_for_collnet(&[1, 3]), counts()), (Ok(both), [5, 4]));
+    });
+}
+
 #[test]
 fn joined_devices_keep_their_numbers_when_a_second_nccl_begins() {
     four_devices().run(|| {
         // Tables before v11 have no contexts.
-        let context = init();
-        // SAFETY: The context is `init`'s, and nobody else uses it.
-        assert_eq!(unsafe { (v11.tail.finalize)(context) }, Code::SUCCESS);
+        finalize(init());
         // SAFETY: The calls pass no logger.
         let begin = || unsafe { (net.init)(None) };
         assert_eq!(begin(), Code::SUCCESS);
         let both = join(&[1, 3]).expect("two devices");
         assert_eq!(begin(), Code::SUCCESS);
         assert_eq!(name(&properties(both)), "null1+null3");
+        assert_eq!((count(), join(&[1, 3]), count()), (4, Ok(both), 5));
+    });
+}
+
+#[test]
+fn joined_devices_keep_their_numbers_after_the_last_communicator() {
+    four_devices().run(|| {
+        let context = init();
+        let both = join(&[1, 3]).expect("two devices");
+        finalize(context);
+        // NCCL keeps the plugin, and the numbers that it knows.
+        let context = communicator();
+        assert_eq!(name(&properties(both)), "null1+null3");
+        let pair = pair_on(both);
+        exchange(&pair, |_| {});
+        drop(pair);
+        finalize(context);
+        // NCCL has forgotten the plugin, and counts anew.
+        communicator();
+        assert_eq!((count(), join(&[1, 3]), count()), (4, Ok(both), 5));
     });
 }
 
@@ -138,7 +240,7 @@ fn joined_devices_keep_their_numbers_when_a_second_nccl_begins() {
 fn a_user_may_keep_nccl_from_joining() {
     four_devices().set("NCCL_IB_MERGE_NICS", "0").run(|| {
         assert_eq!(join(&[0, 1]), Err(Code::INVALID_USAGE));
-        assert_eq!(join(&[1]), Ok(1));
+        assert_eq!((join(&[1]), count()), (Ok(4), 5));
     });
 }
 

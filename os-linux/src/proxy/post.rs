@@ -47,7 +47,7 @@ impl RankOps {
         let pool = self.shared.pool();
         loop {
             match self.poster.append(pool, op)? {
-                Appended::Kept | Appended::Posted { wake: false } => return Ok(()),
+                Appended::Queued | Appended::Posted { wake: false } => return Ok(()),
                 Appended::Posted { wake: true } => {
                     futex::wake(pool.posted());
                     return Ok(());

@@ -12,7 +12,6 @@ use std::io;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use invar_core::param::Params;
 use invar_core::proxy::{
     AppendError, Args, BankSlot, Connection, Engine, OpenError, Probe, ProgressError, TakeError,
     Transport,
@@ -33,9 +32,9 @@ pub struct ProgressSettings {
     pub device: u32,
     /// Processors that the thread may run on; `None` means all.
     pub cpus: Option<CpuSet>,
-    /// `NCCL_PROXY_APPEND_BATCH_SIZE`.
+    /// Most operations that the thread takes over at a time (`NCCL_PROXY_APPEND_BATCH_SIZE`).
     pub append_batch: u32,
-    /// `NCCL_PROGRESS_APPENDOP_FREQ`.
+    /// Rounds between two looks for new operations (`NCCL_PROGRESS_APPENDOP_FREQ`).
     pub append_every: u32,
 }
 
@@ -43,18 +42,6 @@ impl Default for ProgressSettings {
     /// Returns NCCL's defaults.
     fn default() -> Self {
         ProgressSettings { device: 0, cpus: None, append_batch: 16, append_every: 8 }
-    }
-}
-
-impl From<&Params<'_>> for ProgressSettings {
-    /// Takes `NCCL_PROXY_APPEND_BATCH_SIZE` and `NCCL_PROGRESS_APPENDOP_FREQ`, and allows all
-    /// processors.
-    fn from(params: &Params<'_>) -> Self {
-        ProgressSettings {
-            append_batch: params.proxy_append_batch,
-            append_every: params.progress_appendop_freq,
-            ..Self::default()
-        }
     }
 }
 

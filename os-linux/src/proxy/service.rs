@@ -9,8 +9,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use invar_core::proxy::{
-    BankSlot, ConnectionEntry, Connections, LOCAL_RANKS_MAX, Pending, Reply, Session, SessionEvent,
-    Setup,
+    BankSlot, ConnectionEntry, Connections, LOCAL_RANKS_MAX, Pending, ProxySession, Reply,
+    SessionEvent, Setup,
 };
 use rustix::event::{PollFd, PollFlags};
 use rustix::thread::CpuSet;
@@ -111,7 +111,7 @@ struct Serving<S> {
 
 struct Peer {
     stream: FdStream,
-    session: Session<HeapBanks<Option<Pending>>>,
+    session: ProxySession<HeapBanks<Option<Pending>>>,
 }
 
 impl Peer {
@@ -209,7 +209,7 @@ impl<S: Setup<Fd = OwnedFd>> Serving<S> {
                 Ok((stream, _)) if self.peers.len() < LOCAL_RANKS_MAX => {
                     if let Ok(stream) = FdStream::new(stream) {
                         self.sessions += 1;
-                        let session = Session::new(self.sessions, HeapBanks::default());
+                        let session = ProxySession::new(self.sessions, HeapBanks::default());
                         self.peers.push(Peer { stream, session });
                     }
                 }

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use invar_core::proxy::{Event, OpStage, Probe, ProxySlice};
+use invar_core::proxy::{OpStage, Probe, ProxyEvent, ProxySlice};
 use invar_core::topology::Direction;
 use serde::Serialize;
 
@@ -157,19 +157,19 @@ fn waits_after(direction: Direction, stage: OpStage) -> Option<&'static str> {
 }
 
 impl<W: Write> Probe for ChromeTrace<W> {
-    fn record(&mut self, event: Event) {
+    fn record(&mut self, event: ProxyEvent) {
         let mut thread = |name, ph, args| self.write(name, "PROXY", ph, None, args);
         match event {
-            Event::Sleep => {
+            ProxyEvent::Sleep => {
                 thread("Sleep", 'B', None);
                 self.flush();
             }
-            Event::Wakeup => thread("Sleep", 'E', None),
-            Event::Idle => thread("Idle", 'B', None),
-            Event::Active => thread("Idle", 'E', None),
-            Event::Append => thread("Append", 'B', None),
-            Event::AppendEnd { ops } => thread("Append", 'E', Some(Args::Appended { ops })),
-            Event::Step { step, stage } => self.slice(&step, stage),
+            ProxyEvent::Wakeup => thread("Sleep", 'E', None),
+            ProxyEvent::Idle => thread("Idle", 'B', None),
+            ProxyEvent::Active => thread("Idle", 'E', None),
+            ProxyEvent::Append => thread("Append", 'B', None),
+            ProxyEvent::AppendEnd { ops } => thread("Append", 'E', Some(Args::Appended { ops })),
+            ProxyEvent::Step { step, stage } => self.slice(&step, stage),
         }
     }
 }

@@ -5,7 +5,7 @@ use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
 use invar_core::conn::Stream;
-use invar_core::rendezvous::{Header, Kind, NOBODY, RankView};
+use invar_core::rendezvous::{NOBODY, RankView, RendezvousHeader, RendezvousKind};
 
 use super::connection::Connection;
 
@@ -99,15 +99,15 @@ impl Exchange {
     /// Answers the hub.
     pub(super) fn heard(
         &mut self,
-        kind: Kind,
+        kind: RendezvousKind,
         body: &[u8],
         sender: Option<MutexGuard<'_, Connection>>,
     ) {
         self.unanswered = None;
         let Some(attendant) = &self.attendant else { return };
         match (kind, sender) {
-            (Kind::Ask, Some(mut sender)) => say(&mut sender, &attendant.view()),
-            (Kind::Verdict, _) => {
+            (RendezvousKind::Ask, Some(mut sender)) => say(&mut sender, &attendant.view()),
+            (RendezvousKind::Verdict, _) => {
                 if let Some(verdict) = GroupVerdict::parse(body) {
                     attendant.verdict(verdict);
                 }
@@ -120,7 +120,7 @@ impl Exchange {
 fn say(sender: &mut Connection, view: &RankView) {
     let bytes = view.to_bytes();
     // The watching thread notices a lost connection when it receives.
-    let _ = sender.send(Header::new(Kind::View, bytes.len()), &bytes);
+    let _ = sender.send(RendezvousHeader::new(RendezvousKind::View, bytes.len()), &bytes);
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use invar_core::auth::Secret;
 use invar_core::rendezvous::{
-    self, Header, JoinError, Kind, NOBODY, SEALED_BYTES_MAX, UniqueId, join,
+    self, JoinError, NOBODY, RendezvousHeader, RendezvousKind, SEALED_BYTES_MAX, UniqueId, join,
 };
 use rustix::event::PollFd;
 
@@ -102,11 +102,11 @@ impl Bootstrap {
         let mut joined = false;
         let (host, communicator) = loop {
             match connection.recv().map_err(|error| failed(error.to_string()))? {
-                Some((header, body)) if joined && header.kind == Kind::Started => {
+                Some((header, body)) if joined && header.kind == RendezvousKind::Started => {
                     let id = body.try_into();
                     break (header.tag, id.map_err(|_| failed(JoinError::NoHub.to_string()))?);
                 }
-                Some((header, body)) if joined && header.kind == Kind::Failed => {
+                Some((header, body)) if joined && header.kind == RendezvousKind::Failed => {
                     return Err(failure(header, &body).into());
                 }
                 Some((header, body)) => {
@@ -178,7 +178,11 @@ impl Bootstrap {
         let mut sender = self.sender();
         for piece in bytes.chunks(PIECE_BYTES) {
             self.check()?;
-            let header = Header { to, tag, ..Header::new(Kind::Blob, piece.len()) };
+            let header = RendezvousHeader {
+                to,
+                tag,
+                ..RendezvousHeader::new(RendezvousKind::Blob, piece.len())
+            };
             let sent = sender
                 .send(header, piece)
                 .and_then(|()| sender.drain(|| !self.shared.failed.is_set()));
@@ -227,7 +231,7 @@ impl Bootstrap {
         // the lock that is held here. So no blob of that rank is missing.
         if self.has_left(from) {
             let text = "it has left the communicator, and is waited for".to_owned();
-            return Err(Failure { rank: Some(from), text });
+            return Err(Failure { rank: Some(from), reporter: Some(from), text });
         }
         Ok(None)
     }
@@ -247,17 +251,22 @@ impl Bootstrap {
         (0..self.nranks).map(of).collect()
     }
 
-    /// Tells all ranks that this rank cannot continue. Returns whether this is the first failure, which
-    /// is the one that stays.
-    pub fn fail(&self, text: &str) -> bool {
-        let failure = Failure { rank: Some(self.rank), text: text.to_owned() };
+    /// Tells all ranks that this rank cannot continue, because of `culprit`. Returns whether this is the first
+    /// failure, which is the one that stays.
+    pub fn fail(&self, culprit: u32, text: &str) -> bool {
+        let (rank, reporter) = (Some(culprit), Some(self.rank));
+        let failure = Failure { rank, reporter, text: text.to_owned() };
         let first = self.shared.fail(failure);
         if first {
             let mut end = text.len().min(PIECE_BYTES);
             while !text.is_char_boundary(end) {
                 end -= 1;
             }
-            self.say_last(Kind::Failed, &text.as_bytes()[..end]);
+            self.say_last(
+                RendezvousKind::Failed,
+                culprit.saturating_add(1),
+                &text.as_bytes()[..end],
+            );
         }
         first
     }
@@ -275,7 +284,7 @@ impl Bootstrap {
     /// Tells the others that this rank is done.
     pub fn leave(&self) {
         if !self.told.swap(true, Ordering::AcqRel) {
-            self.say_last(Kind::Left, &[]);
+            self.say_last(RendezvousKind::Left, 0, &[]);
         }
     }
 
@@ -300,11 +309,11 @@ impl Bootstrap {
     }
 
     /// Sends the last message of this rank: a failure, or that the rank is done.
-    fn say_last(&self, kind: Kind, body: &[u8]) {
+    fn say_last(&self, kind: RendezvousKind, tag: u32, body: &[u8]) {
         let (mut sender, start) = (self.sender(), Instant::now());
         // If the hub is gone, everybody knows already, or nobody needs to know.
         let _ = sender
-            .send(Header::new(kind, body.len()), body)
+            .send(RendezvousHeader { tag, ..RendezvousHeader::new(kind, body.len()) }, body)
             .and_then(|()| sender.drain(|| start.elapsed() < LAST_WORDS));
     }
 
@@ -354,7 +363,9 @@ impl Shared {
             }
             self.exchange().look(sender.try_lock().ok(), self.host);
             match connection.recv() {
-                Ok(Some((header, body))) if matches!(header.kind, Kind::Ask | Kind::Verdict) => {
+                Ok(Some((header, body)))
+                    if matches!(header.kind, RendezvousKind::Ask | RendezvousKind::Verdict) =>
+                {
                     self.exchange().heard(header.kind, &body, sender.try_lock().ok());
                 }
                 Ok(Some((header, body))) => self.heard(header, &body),
@@ -388,7 +399,7 @@ impl Shared {
             Some(_) => format!("it had the rendezvous, and {lost}"),
             None => format!("the rendezvous is lost: {lost}"),
         };
-        self.fail(Failure { rank: self.host, text });
+        self.fail(Failure { rank: self.host, reporter: self.host, text });
     }
 
     fn host_has_left(&self) -> bool {
@@ -399,9 +410,9 @@ impl Shared {
         self.left.get(rank as usize).is_some_and(|left| left.load(Ordering::Acquire))
     }
 
-    fn heard(&self, header: Header, body: &[u8]) {
+    fn heard(&self, header: RendezvousHeader, body: &[u8]) {
         match header.kind {
-            Kind::Blob => {
+            RendezvousKind::Blob => {
                 let mut blobs = self.blobs();
                 blobs.add((header.from, header.tag), body);
                 let full = blobs.bytes > UNASKED_BYTES_MAX;
@@ -409,11 +420,12 @@ impl Shared {
                 self.news.notify_all();
                 if full {
                     let text = "it tells more than anybody asks for".to_owned();
-                    self.fail(Failure { rank: Some(header.from), text });
+                    let rank = Some(header.from);
+                    self.fail(Failure { rank, reporter: rank, text });
                 }
             }
-            Kind::Failed => _ = self.fail(failure(header, body)),
-            Kind::Left => {
+            RendezvousKind::Failed => _ = self.fail(failure(header, body)),
+            RendezvousKind::Left => {
                 if let Some(left) = self.left.get(header.from as usize) {
                     left.store(true, Ordering::Release);
                 }
@@ -456,9 +468,10 @@ impl Blobs {
     }
 }
 
-fn failure(header: Header, body: &[u8]) -> Failure {
-    let rank = Some(header.from).filter(|rank| *rank != NOBODY);
-    Failure { rank, text: String::from_utf8_lossy(body).into_owned() }
+fn failure(header: RendezvousHeader, body: &[u8]) -> Failure {
+    let reporter = Some(header.from).filter(|rank| *rank != NOBODY);
+    let rank = header.tag.checked_sub(1).or(reporter);
+    Failure { rank, reporter, text: String::from_utf8_lossy(body).into_owned() }
 }
 
 #[cfg(test)]

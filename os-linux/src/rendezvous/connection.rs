@@ -5,7 +5,9 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use invar_core::auth::Session;
 use invar_core::conn::{Stream, StreamError};
-use invar_core::rendezvous::{FrameError, Header, Incoming, RendezvousMessage, Seal, Speaker};
+use invar_core::rendezvous::{
+    FrameError, Incoming, RendezvousHeader, RendezvousMessage, Seal, Speaker,
+};
 use rustix::event::{PollFd, PollFlags};
 
 use super::TICK;
@@ -75,7 +77,7 @@ impl Connection {
     }
 
     /// Receives available bytes until a message is complete.
-    pub(super) fn recv(&mut self) -> Result<Option<(Header, Vec<u8>)>, Lost> {
+    pub(super) fn recv(&mut self) -> Result<Option<(RendezvousHeader, Vec<u8>)>, Lost> {
         loop {
             let n = self.stream.recv(self.incoming.space())?;
             if n == 0 {
@@ -90,7 +92,7 @@ impl Connection {
 
     /// Queues a message behind the unsent ones, and sends as much as fits now. [`flush`](Self::flush) or
     /// [`drain`](Self::drain) sends the rest.
-    pub(super) fn send(&mut self, header: Header, body: &[u8]) -> Result<(), Lost> {
+    pub(super) fn send(&mut self, header: RendezvousHeader, body: &[u8]) -> Result<(), Lost> {
         let (header, tag) = self.ours.seal(header, body);
         self.out.extend_from_slice(&header);
         self.out.extend_from_slice(body);

@@ -8,10 +8,12 @@ use invar_core::auth::AuthError;
 
 /// The reason why a communicator cannot continue.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{}{text}", Rank(*.rank))]
+#[error("{}{text}", Rank(*.reporter))]
 pub struct Failure {
-    /// The rank that caused the failure; `None` if no rank did.
+    /// The rank that caused the failure, as far as its reporter knows; `None` if no rank did.
     pub rank: Option<u32>,
+    /// The rank that failed first and told the others; `None` if no rank did.
+    pub reporter: Option<u32>,
     /// The reason in words.
     pub text: String,
 }

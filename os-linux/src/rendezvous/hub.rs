@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 use invar_core::auth::{Secret, Service};
 use invar_core::param::PortRange;
 use invar_core::rendezvous::{
-    COMMUNICATOR_ID_BYTES, Header, Kind, Member, NOBODY, RendezvousMessage, Roster,
-    SEALED_BYTES_MAX, Speaker, UniqueId, admit,
+    COMMUNICATOR_ID_BYTES, Member, NOBODY, RendezvousHeader, RendezvousKind, RendezvousMessage,
+    Roster, SEALED_BYTES_MAX, Speaker, UniqueId, admit,
 };
 use rustix::event::{PollFd, PollFlags};
 
@@ -85,6 +85,7 @@ impl HubListener {
             newcomers: Vec::new(),
             ranks: Vec::new(),
             refused: None,
+            failed: None,
             started: false,
             stuck: Stuck::default(),
         };
@@ -135,6 +136,8 @@ struct Meeting {
     ranks: Vec<Rank>,
     /// The last error with which this host could not accept a caller.
     refused: Option<io::Error>,
+    /// The first failure, for ranks that join later.
+    failed: Option<(RendezvousHeader, Vec<u8>)>,
     started: bool,
     stuck: Stuck,
 }
@@ -162,15 +165,20 @@ impl Meeting {
             if let Some(listening) = &mut listener {
                 self.accept(listening);
                 self.admit();
-                if self.roster.is_complete() {
+                if self.roster.is_complete() && self.failed.is_none() {
                     self.start();
                     listener = None;
                 } else if Instant::now() >= self.deadline {
-                    let missing = self.roster.missing().to_string();
-                    let mut text = format!("{missing} did not join within {:?}", self.within);
-                    text += &why_not(listening.turned_away(), self.refused.as_ref());
-                    text.truncate(text.floor_char_boundary(SEALED_BYTES_MAX));
-                    self.tell(Header::new(Kind::Failed, text.len()), text.as_bytes());
+                    if self.failed.is_none() {
+                        let missing = self.roster.missing().to_string();
+                        let mut text = format!("{missing} did not join within {:?}", self.within);
+                        text += &why_not(listening.turned_away(), self.refused.as_ref());
+                        text.truncate(text.floor_char_boundary(SEALED_BYTES_MAX));
+                        self.tell(
+                            RendezvousHeader::new(RendezvousKind::Failed, text.len()),
+                            text.as_bytes(),
+                        );
+                    }
                     return;
                 }
             }
@@ -236,15 +244,19 @@ impl Meeting {
                     match admit(header, &body, &mut self.roster) {
                         Ok((rank, member)) => {
                             let mut connection = newcomer.connection;
-                            let welcome = RendezvousMessage::new(Kind::Welcome, &[]);
+                            let welcome = RendezvousMessage::new(RendezvousKind::Welcome, &[]);
                             // If the rank is gone, receiving will show it.
                             let _ = connection.say(&welcome);
+                            if let Some((header, body)) = &self.failed {
+                                let _ = connection.send(*header, body);
+                            }
                             let (left, view) = (false, None);
                             self.ranks.push(Rank { rank, member, connection, left, view });
                         }
                         Err(refusal) => {
                             let text = refusal.to_string();
-                            let refused = RendezvousMessage::new(Kind::Refused, text.as_bytes());
+                            let refused =
+                                RendezvousMessage::new(RendezvousKind::Refused, text.as_bytes());
                             newcomer.is_refused = true;
                             if newcomer.connection.say(&refused).is_ok() {
                                 self.newcomers.push(newcomer);
@@ -262,7 +274,13 @@ impl Meeting {
         let host =
             self.ranks.iter().find(|rank| rank.member == us).map_or(NOBODY, |rank| rank.rank);
         let id = self.communicator;
-        self.tell(Header { tag: host, ..Header::new(Kind::Started, id.len()) }, &id);
+        self.tell(
+            RendezvousHeader {
+                tag: host,
+                ..RendezvousHeader::new(RendezvousKind::Started, id.len())
+            },
+            &id,
+        );
         self.started = true;
     }
 
@@ -288,11 +306,13 @@ impl Meeting {
                 let rank = &mut self.ranks[at];
                 match rank.connection.recv() {
                     Ok(Some((header, body))) => {
-                        rank.left |= header.kind == Kind::Left;
-                        let header = Header { from: rank.rank, ..header };
+                        rank.left |= header.kind == RendezvousKind::Left;
+                        let header = RendezvousHeader { from: rank.rank, ..header };
                         match header.kind {
-                            Kind::Blob | Kind::Failed | Kind::Left => self.tell(header, &body),
-                            Kind::View => self.heard_view(at, &body),
+                            RendezvousKind::Blob
+                            | RendezvousKind::Failed
+                            | RendezvousKind::Left => self.tell(header, &body),
+                            RendezvousKind::View => self.heard_view(at, &body),
                             // A rank that has joined sends no other kinds.
                             _ => {}
                         }
@@ -310,14 +330,20 @@ impl Meeting {
             let rank = self.ranks.swap_remove(at);
             if !rank.left {
                 let text = error.to_string();
-                let header = Header { from: number, ..Header::new(Kind::Failed, text.len()) };
+                let header = RendezvousHeader {
+                    from: number,
+                    ..RendezvousHeader::new(RendezvousKind::Failed, text.len())
+                };
                 self.tell(header, text.as_bytes());
             }
         }
     }
 
     /// Sends a message to its addressee, or to all ranks except the sender.
-    fn tell(&mut self, header: Header, body: &[u8]) {
+    fn tell(&mut self, header: RendezvousHeader, body: &[u8]) {
+        if header.kind == RendezvousKind::Failed && self.failed.is_none() {
+            self.failed = Some((header, body.to_vec()));
+        }
         for rank in &mut self.ranks {
             let meant = header.to == NOBODY || header.to == rank.rank;
             if meant && rank.rank != header.from {

@@ -148,7 +148,7 @@ mod tests {
 
     use super::*;
 
-    const PATIENCE: Duration = Duration::from_secs(60);
+    const TIMEOUT: Duration = Duration::from_secs(60);
 
     #[test]
     fn those_who_know_the_address_get_the_memory_and_others_do_not() {
@@ -157,10 +157,10 @@ mod tests {
         let (mut forged, abort) = (offer.address(), Abort::default());
         forged[3] ^= 1;
         thread::scope(|scope| {
-            let server = scope.spawn(|| offer.serve(&memory, 2, PATIENCE, &Abort::default()));
-            assert!(SharedMemory::fetch(&forged, PATIENCE, &abort).is_err());
+            let server = scope.spawn(|| offer.serve(&memory, 2, TIMEOUT, &Abort::default()));
+            assert!(SharedMemory::fetch(&forged, TIMEOUT, &abort).is_err());
             for byte in [5, 6] {
-                let theirs = SharedMemory::fetch(&offer.address(), PATIENCE, &abort).unwrap();
+                let theirs = SharedMemory::fetch(&offer.address(), TIMEOUT, &abort).unwrap();
                 // SAFETY: Both mappings exist, and nothing else uses them.
                 unsafe {
                     theirs.start().write(byte);
@@ -181,8 +181,8 @@ mod tests {
         // This process listens and stays silent.
         let error = SharedMemory::fetch(&offer.address(), soon, &abort).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::TimedOut);
-        assert!(SharedMemory::fetch(b"short", PATIENCE, &abort).is_err());
+        assert!(SharedMemory::fetch(b"short", TIMEOUT, &abort).is_err());
         abort.set();
-        assert!(offer.serve(&memory, 1, PATIENCE, &abort).is_err());
+        assert!(offer.serve(&memory, 1, TIMEOUT, &abort).is_err());
     }
 }

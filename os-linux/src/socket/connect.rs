@@ -7,7 +7,7 @@ use invar_core::auth::{Calling, Secret, Service};
 use invar_core::conn::{Handle, HandleError, StreamError, Wire};
 use invar_core::error::{Error, Report};
 use invar_core::param::PortRange;
-use invar_core::socket::{self, Connector, Layout, PendingConnections, Refused};
+use invar_core::socket::{self, Layout, PendingConnections, SocketConnector, SocketRefused};
 
 use super::{RecvComm, SendComm, SocketDevice};
 use crate::random::random;
@@ -44,7 +44,7 @@ pub struct Listener {
 pub enum AcceptError {
     /// One peer was refused; others may come.
     #[error("{0}")]
-    Refused(Box<Refused>),
+    Refused(Box<SocketRefused>),
     /// This host has no descriptors or memory left.
     #[error("accepting a connection: {0}")]
     Host(#[from] io::Error),
@@ -70,7 +70,7 @@ pub enum ConnectError {
 #[must_use = "it goes on only when it is polled"]
 #[derive(Debug)]
 pub struct Connecting {
-    connector: Box<Connector<OobStream>>,
+    connector: Box<SocketConnector<OobStream>>,
     threads: u16,
     truncate: bool,
 }
@@ -151,7 +151,7 @@ impl Connecting {
         let sockets = (0..settings.layout.lanes + 2).map(socket);
         let sockets = sockets.collect::<Result<Vec<_>, ConnectError>>()?;
         let session = u64::from_ne_bytes(random().map_err(|error| unreached(os(error)))?);
-        let connector = Connector::new(sockets, session, &settings.of(device), now_ns);
+        let connector = SocketConnector::new(sockets, session, &settings.of(device), now_ns);
         let SocketSettings { layout, truncate, .. } = *settings;
         Ok(Connecting { connector: Box::new(connector), threads: layout.threads, truncate })
     }

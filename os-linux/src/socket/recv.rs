@@ -12,7 +12,7 @@ use invar_core::metrics::EndNumbers;
 use invar_core::socket::{
     FRAME_BYTES, Links, Posted, Receiver, RecvStep, Target, VIEW_FRAME_BYTES, ViewFrame,
 };
-use invar_core::stall::{Role, StallSettings, Wait, Watch};
+use invar_core::stall::{OwnNetwork, Role, StallSettings, Wait, Watch};
 
 use super::lane::{LaneDirection, Lanes};
 use super::pointer::pointer;
@@ -129,6 +129,8 @@ impl RecvComm {
 
     /// Arms what ends a wait for a receive that was just tested in vain.
     pub fn arm(&mut self, interest: &mut Interest) {
+        self.receiver.will_sleep();
+        self.tell();
         let Self { links: Some(links), receiver, inbox, .. } = self else { return };
         if !self.news_unsent.is_empty() {
             interest.writable(&self.control);
@@ -149,6 +151,11 @@ impl RecvComm {
         self.links.as_ref().map_or(self.control.as_fd(), |links| links.main.as_fd())
     }
 
+    /// The error that has ended the comm, if it has ended.
+    pub fn end(&self) -> Option<Error> {
+        self.receiver.end()
+    }
+
     /// Sets how this end looks for stalls.
     #[must_use]
     pub fn watching(mut self, settings: StallSettings) -> Self {
@@ -160,7 +167,8 @@ impl RecvComm {
     pub fn look_for_stall(&mut self, now_ns: u64) {
         self.read_views();
         let Self { receiver, watch, control, ends, .. } = self;
-        let own = watch.attend(receiver.counts(), now_ns, || control.host_answers(), ends);
+        let network = || OwnNetwork::of_host(control.host_answers());
+        let own = watch.attend(receiver.counts(), now_ns, network, ends);
         self.tell();
         // News on their way tell the peer enough. A peer that still waits asks again.
         if let Some((view, asks)) = own

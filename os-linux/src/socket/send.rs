@@ -10,7 +10,7 @@ use invar_core::error::{Ends, Error};
 use invar_core::fifo::DEPTH_MAX;
 use invar_core::metrics::EndNumbers;
 use invar_core::socket::{FRAME_BYTES, Links, Outgoing, Sender, VIEW_FRAME_BYTES, ViewFrame};
-use invar_core::stall::{Role, StallSettings, Wait, Watch};
+use invar_core::stall::{OwnNetwork, Role, StallSettings, Wait, Watch};
 
 use super::lane::{LaneDirection, Lanes};
 use super::pointer::pointer;
@@ -176,9 +176,20 @@ impl SendComm {
         self.sender.outstanding()
     }
 
+    /// Whether the peer's host has all messages whose requests are done. A request is done once the kernel
+    /// has the message. Returns true as well if the connection has ended.
+    pub fn is_settled(&self) -> bool {
+        self.main.is_settled() && self.lanes.streams().0.all(OobStream::is_settled)
+    }
+
     /// Returns the socket that announces every message.
     pub fn main_socket(&self) -> BorrowedFd<'_> {
         self.main.as_fd()
+    }
+
+    /// The error that has ended the comm, if it has ended.
+    pub fn end(&self) -> Option<Error> {
+        self.sender.end()
     }
 
     /// Sets how this end looks for stalls.
@@ -195,7 +206,8 @@ impl SendComm {
         if let Some(ViewFrame { view, asks }) = sender.take_view().filter(|_| watch.is_shared()) {
             watch.heard(view, asks);
         }
-        let own = watch.attend(sender.counts(), now_ns, || control.host_answers(), ends);
+        let network = || OwnNetwork::of_host(control.host_answers());
+        let own = watch.attend(sender.counts(), now_ns, network, ends);
         // A view that is on its way tells the peer enough.
         if let Some((view, asks)) = own
             && self.view_unsent.is_empty()

@@ -35,8 +35,8 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 
 use invar_core::nic::{
-    Access, NicError, PollError, QpOptions, QpState, QpTransition, QpType, RecvWr, SendFlags,
-    SendWr, Sge, SourcePorts, Verb, Wc,
+    Access, NicError, PollError, QpOptions, QpState, QpType, RecvWr, SendFlags, SendWr, Sge,
+    SourcePorts, Verb, Wc,
 };
 use invar_core::roce::qp::{RequesterPhase, ResponderPhase, Tuning};
 
@@ -89,7 +89,7 @@ pub struct DeviceConfig {
     pub tuning: Tuning,
     /// The numbers that queue pairs get.
     pub qpns: QpnRange,
-    /// What all peers of datagrams do, such as [`QpOptions::ICRC_MASKS_IP_ID`].
+    /// The options that all peers of datagrams have, such as [`QpOptions::ICRC_MASKS_IP_ID`].
     pub datagram_options: QpOptions,
 }
 
@@ -344,6 +344,14 @@ impl Device {
         self.qps.get(qpn).map_or(0, QueuePair::send_room)
     }
 
+    /// Takes back the last `count` sends of a queue pair. The caller has posted them since the last
+    /// [`Device::transmit`].
+    pub fn withdraw_sends(&mut self, qpn: u32, count: u32) {
+        if let Some(qp) = self.qps.get_mut(qpn) {
+            qp.withdraw_sends(count);
+        }
+    }
+
     /// Posts one send request (`ibv_post_send`). The call copies inline data immediately. Inline data
     /// must lie in registered memory too, because safe code reads no other memory.
     ///
@@ -474,27 +482,5 @@ impl Device {
         let result = call(qp, &mut env);
         qp.follow_up(qpn, &mut env, ready);
         result
-    }
-}
-
-impl QueuePair {
-    /// Runs after every call on the engine: lists the queue pair for [`Device::transmit`], and moves it
-    /// to ERR if its completion queue overflowed.
-    #[inline]
-    fn follow_up(&mut self, qpn: u32, env: &mut DeviceEnv<'_>, ready: &mut VecDeque<u32>) {
-        if self.posted.overrun(env.cqs) && self.state() != QpState::Err {
-            // This transition exists from every state.
-            let moved = self.modify(&QpTransition::Err, env);
-            debug_assert_eq!(moved, Ok(()));
-            env.notices.push((Subject::Qp(qpn), AsyncEvent::QpFatal));
-        }
-        if self.posted.srq.is_some() && !self.posted.told_last && self.state() == QpState::Err {
-            self.posted.told_last = true;
-            env.notices.push((Subject::Qp(qpn), AsyncEvent::LastWqeReached));
-        }
-        if !self.listed {
-            self.listed = true;
-            ready.push_back(qpn);
-        }
     }
 }

@@ -26,8 +26,9 @@ pub struct UnknownDevice {
     there_is: String,
 }
 
-/// Returns one software NIC for each interface that is up and has an address of `family`. The names are
-/// `soft0`, `soft1`, … in the order of interface indices, with loopback last.
+/// Returns one software NIC for each interface that has an address of `family`. The names are `soft0`,
+/// `soft1`, … in the order of interface indices, with loopback last. An interface that is down counts too,
+/// so that the names of the other NICs stay when a cable is pulled.
 ///
 /// If an interface has several addresses, the NIC prefers a global IPv6 address, because the ICRC of
 /// every packet can be verified over it. IPv4 comes second, and link-local IPv6 last.
@@ -66,7 +67,7 @@ pub fn choose(devices: Vec<HostDevice>, list: &str) -> Result<Vec<HostDevice>, U
 }
 
 fn devices_on(mut interfaces: Vec<Interface>, family: AddressFamily) -> Vec<HostDevice> {
-    interfaces.retain(|interface| interface.up && interface.path_mtu().is_some());
+    interfaces.retain(|interface| interface.path_mtu().is_some());
     interfaces.sort_by_key(|interface| (interface.loopback, interface.index));
     let found = interfaces.into_iter().filter_map(|interface| {
         let of_family = interface.addresses.iter().filter(|address| family.takes(address.ip));
@@ -130,12 +131,30 @@ mod tests {
             };
             devices.iter().map(shown).collect()
         };
-        let any = ["soft0 [2001:db8::3]:0", "soft1 10.0.0.4:0", "soft2 [fe80::5%5]:0"];
-        assert_eq!(names(AddressFamily::Any), [&any[..], &["soft3 [::1]:0"]].concat());
+        let any = [
+            "soft0 [2001:db8::3]:0",
+            "soft1 10.0.0.4:0",
+            "soft2 [fe80::5%5]:0",
+            "soft3 10.0.0.7:0",
+            "soft4 [::1]:0",
+        ];
+        assert_eq!(names(AddressFamily::Any), any);
         assert_eq!(
             names(AddressFamily::Inet),
-            ["soft0 10.0.0.3:0", "soft1 10.0.0.4:0", "soft2 127.0.0.1:0"]
+            ["soft0 10.0.0.3:0", "soft1 10.0.0.4:0", "soft2 10.0.0.7:0", "soft3 127.0.0.1:0"]
         );
+    }
+
+    #[test]
+    fn a_pulled_cable_renames_no_device() {
+        let interfaces = [3, 4].map(|index| interface(index, &[&format!("10.0.0.{index}:0")]));
+        let names = |interfaces: [Interface; 2]| -> Vec<String> {
+            let devices = devices_on(interfaces.into(), AddressFamily::Any);
+            devices.into_iter().map(|one| one.config.name + " " + &one.interface.name).collect()
+        };
+        let [first, second] = interfaces.clone();
+        let pulled = [Interface { up: false, ..first }, second];
+        assert_eq!(names(pulled), names(interfaces));
     }
 
     #[test]

@@ -3,11 +3,12 @@
 //! The verbs have no place for a UDP port, and many processes share the address of a host. So the upper
 //! bits of a queue pair number tell the port: number 0 of the 1024 ports is [`FIRST_PORT`]. A process
 //! takes the first free port, and needs no broker. The ports lie above those that Linux gives to sockets
-//! without a port of their own.
+//! without a port of their own, and above the source ports of software NICs.
 
 use invar_core::param::PortRange;
 
 use super::device::QpnRange;
+use crate::udp::SOURCE_PORTS;
 
 /// The lowest port.
 pub const FIRST_PORT: u16 = 61_000;
@@ -15,6 +16,7 @@ pub const FIRST_PORT: u16 = 61_000;
 const PORTS: u16 = 1 << PORT_BITS;
 const PORT_BITS: u32 = 10;
 const QPN_BITS: u32 = 24 - PORT_BITS;
+const _: () = assert!(FIRST_PORT > *SOURCE_PORTS.end());
 
 /// All UDP ports that these NICs may take.
 pub fn ports() -> PortRange {
@@ -35,6 +37,7 @@ pub fn qpns(port: u16) -> Option<QpnRange> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::udp::TxSocket;
 
     #[test]
     fn a_queue_pair_number_tells_the_port() {
@@ -46,5 +49,16 @@ mod tests {
         }
         assert_eq!(ports().ports().count(), usize::from(PORTS));
         assert_eq!([qpns(FIRST_PORT - 1), qpns(FIRST_PORT + PORTS)], [None, None]);
+    }
+
+    #[test]
+    fn sockets_that_send_leave_the_shared_ports_free() {
+        // Each takes a random port: of so many, some would surely take shared ones.
+        let sockets: Vec<TxSocket> =
+            (0..200).map(|_| TxSocket::bind("127.0.0.77:0".parse().unwrap()).unwrap()).collect();
+        for socket in &sockets {
+            let port = socket.local_addr().unwrap().port();
+            assert_eq!(qpns(port), None, "{port}");
+        }
     }
 }

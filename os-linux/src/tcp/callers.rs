@@ -9,6 +9,7 @@ use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Once;
 
 use invar_core::auth::{Answering, AuthError, Resume, Secret, Service, Session, SessionId};
 use invar_core::conn::wire::QP_INFO_BYTES;
@@ -22,6 +23,9 @@ use crate::random::random;
 
 /// Time within which a caller must prove itself; only time in which this end polls counts.
 pub const AUTH_WITHIN_NS: u64 = 2_000_000_000;
+/// Time within which NCCL must say hello. It connects long before it creates its queue pairs and says so
+/// (`net_ib.cc ncclIbConnect`).
+const HELLO_WITHIN_NS: u64 = 30_000_000_000;
 /// Maximum time that counts between two polls: on a busy host, this end causes longer delays.
 const ATTENTION_NS: u64 = 100_000_000;
 /// Maximum number of callers that have not proved themselves.
@@ -31,6 +35,8 @@ const PENDING_MAX: usize = 4096;
 const MOMENT_NS: u64 = 50_000_000;
 /// Maximum number of callers that one call of [`AuthListener::poll`] accepts or hears.
 const BATCH: usize = 64;
+/// Whether the log says that callers wait for descriptors.
+static NO_FILES: Once = Once::new();
 /// Event number of the listening socket; callers are numbered from 0.
 const LISTENER: u64 = u64::MAX;
 
@@ -74,7 +80,7 @@ struct Pending {
     stream: OobStream,
     answering: Answering,
     source: SocketAddr,
-    deadline_ns: u64,
+    came_ns: u64,
 }
 
 /// The callers that a listener has turned away.
@@ -208,8 +214,10 @@ impl AuthListener {
             let stream = match self.listener.accept() {
                 Ok(Some(stream)) => stream,
                 Ok(None) => return Ok(()),
-                Err(error) if is_out_of_files(&error) && !self.pending.is_empty() => {
+                Err(error) if is_out_of_files(&error) => {
+                    // Callers of other listeners may hold the descriptors. The caller here waits in the kernel.
                     if !self.make_room() {
+                        NO_FILES.call_once(|| log::warn!("callers wait: {error}"));
                         return Ok(());
                     }
                     continue;
@@ -222,8 +230,8 @@ impl AuthListener {
             let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
             epoll::add(&self.epoll, &stream, epoll::EventData::new_u64(number), flags)?;
             let answering = Answering::new(random()?);
-            let deadline_ns = self.attended_ns + AUTH_WITHIN_NS;
-            let pending = Pending { stream, answering, source, deadline_ns };
+            let came_ns = self.attended_ns;
+            let pending = Pending { stream, answering, source, came_ns };
             self.pending.insert(number, pending);
             self.oldest.push_back(number);
             *self.by_source.entry(source.ip()).or_default() += 1;
@@ -277,9 +285,13 @@ impl AuthListener {
     }
 
     fn turn_away_silent(&mut self) {
+        let within_ns = match self.proof {
+            Proof::NcclHello => HELLO_WITHIN_NS,
+            Proof::Secret(..) | Proof::Session => AUTH_WITHIN_NS,
+        };
         while let Some(&number) = self.oldest.front() {
             match self.pending.get(&number) {
-                Some(pending) if self.attended_ns < pending.deadline_ns => return,
+                Some(pending) if self.attended_ns < pending.came_ns + within_ns => return,
                 Some(_) => self.turn_away(number, WhyNot::Silent),
                 None => {}
             }
@@ -296,8 +308,7 @@ impl AuthListener {
             self.pending.get(number).is_some_and(|pending| pending.source.ip() == source)
         };
         let Some(&number) = self.oldest.iter().find(is_of) else { return false };
-        let came_ns = self.pending[&number].deadline_ns - AUTH_WITHIN_NS;
-        if self.attended_ns < came_ns + MOMENT_NS {
+        if self.attended_ns < self.pending[&number].came_ns + MOMENT_NS {
             return false;
         }
         self.turn_away(number, WhyNot::Crowded);

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use invar_core::auth::{AuthError, Calling, Secret, Service, Session};
 use invar_core::conn::{Stream, StreamError};
-use rustix::event::{PollFd, PollFlags};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::{AuthListener, OobStream, os};
 use crate::random::random;
@@ -65,6 +65,18 @@ impl OobStream {
     /// Waits until [`Stream::send`] accepts bytes, at most `within`.
     pub fn wait_for_room(&self, within: Duration) -> io::Result<()> {
         wait(&mut [PollFd::new(self, PollFlags::OUT)], within)
+    }
+
+    /// Whether no byte that was sent is still on its way: the peer's host has acknowledged all of them, or the
+    /// connection has ended.
+    pub(crate) fn is_settled(&self) -> bool {
+        if unacknowledged(self).is_none_or(|bytes| bytes == 0) {
+            return true;
+        }
+        // The kernel keeps the number of bytes of a connection that was reset.
+        let mut fds = [PollFd::new(self, PollFlags::empty())];
+        let polled = poll(&mut fds, Some(&Timespec::default()));
+        polled.is_ok() && fds[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
     }
 }
 

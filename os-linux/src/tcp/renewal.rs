@@ -31,11 +31,11 @@ const PAUSE: [Duration; 2] = [Duration::from_millis(10), Duration::from_secs(1)]
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 
 /// The doors of this process, by place.
-static DOORS: Mutex<Vec<(Place, Weak<Door>)>> = Mutex::new(Vec::new());
+static DOORS: Mutex<Vec<(DoorKey, Weak<Door>)>> = Mutex::new(Vec::new());
 
 /// The place of a door. A child of `fork` needs doors of its own, and so does each network namespace.
 #[derive(Clone, Copy, PartialEq)]
-struct Place {
+struct DoorKey {
     process: u32,
     namespace: u64,
     addr: SocketAddr,
@@ -71,7 +71,7 @@ impl Door {
         }
         let mut addr = stream.local_addr()?;
         addr.set_port(0);
-        let place = Place { process: process::id(), namespace: namespace(stream), addr };
+        let place = DoorKey { process: process::id(), namespace: namespace(stream), addr };
         let mut doors = DOORS.lock().unwrap_or_else(PoisonError::into_inner);
         doors.retain(|(_, door)| door.strong_count() > 0);
         let known = doors.iter().find(|(at, _)| *at == place);

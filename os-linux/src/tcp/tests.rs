@@ -1,18 +1,6 @@
 use super::*;
+use crate::test_wait::until;
 use std::os::fd::AsFd;
-use std::time::Instant;
-
-/// Polls until there is an answer; loopback answers within microseconds.
-fn until<T>(what: &str, mut poll: impl FnMut() -> Option<T>) -> T {
-    let start = Instant::now();
-    loop {
-        if let Some(answer) = poll() {
-            return answer;
-        }
-        assert!(start.elapsed() < Duration::from_secs(10), "{what} took for ever");
-        std::thread::yield_now();
-    }
-}
 
 fn listener(host: &str) -> OobListener {
     OobListener::bind(SocketAddr::new(host.parse().unwrap(), 0), PortRange::ANY).unwrap()

@@ -11,7 +11,7 @@ use crate::memory::{Gather, HostMemory};
 const LOCALHOSTS: [&str; 2] = ["127.0.0.1:0", "[::1]:0"];
 
 /// A timeout longer than any scheduling delay; a test that reaches it has failed.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 fn pair(localhost: &str) -> (TxSocket, RxSocket, SocketAddr) {
     let addr = localhost.parse().unwrap();
@@ -25,7 +25,7 @@ fn receive(rx: &RxSocket, batch: &mut RxBatch, count: usize, source: SocketAddr)
     let mut all = Vec::new();
     while all.len() < count {
         if rx.recv_batch(batch).unwrap() == 0 {
-            assert!(rx.wait_readable(Some(PATIENCE)).unwrap(), "{} of {count} arrived", all.len());
+            assert!(rx.wait_readable(Some(TIMEOUT)).unwrap(), "{} of {count} arrived", all.len());
         }
         for datagram in batch.datagrams() {
             assert_eq!(datagram.source, source);
@@ -169,7 +169,7 @@ fn registered_memory_is_sent_from_where_it_lies() {
     memory.write_at(4090, b"payload").unwrap();
     let train = [
         Gather::bytes(b"header."),
-        memory.gather(4090, 7).unwrap(),
+        memory.gather(4090..4097).unwrap(),
         Gather::bytes(b"icrc"),
         Gather::bytes(b"next header"),
     ];
@@ -213,8 +213,8 @@ fn a_wait_ends_by_a_wake_by_a_datagram_or_in_time() {
     rx.wake();
     rx.wake();
     let start = Instant::now();
-    assert!(!rx.wait_readable(Some(PATIENCE)).unwrap(), "a wake before the wait counts");
-    assert!(start.elapsed() < PATIENCE);
+    assert!(!rx.wait_readable(Some(TIMEOUT)).unwrap(), "a wake before the wait counts");
+    assert!(start.elapsed() < TIMEOUT);
     assert!(!rx.wait_readable(Some(Duration::ZERO)).unwrap());
     let rx = Arc::new(rx);
     let waiter = {
@@ -257,7 +257,7 @@ fn a_socket_that_expects_any_peer_again_numbers_its_packets_as_before() {
         Err(error) => return eprintln!("skipped: a raw socket shows IP headers: {error}"),
     };
     wires.bind(&to.into()).unwrap();
-    wires.set_read_timeout(Some(PATIENCE)).unwrap();
+    wires.set_read_timeout(Some(TIMEOUT)).unwrap();
     let send = |tx: &TxSocket| {
         assert_eq!(tx.send_segments(to, &[Gather::bytes(b"x")], 1).unwrap(), 1);
         receive(&rx, &mut RxBatch::new(1), 1, source);

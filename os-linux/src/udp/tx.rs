@@ -20,8 +20,9 @@ pub const SEGMENTS_MAX: usize = 64;
 /// Maximum number of gather list pieces that one datagram may span.
 pub const PIECES_MAX: usize = 8;
 
-/// Source ports of RoCE packets (Linux `IB_ROCE_UDP_ENCAP_VALID_PORT_MIN` and `_MAX`).
-const SOURCE_PORTS: RangeInclusive<u16> = 0xc000..=0xffff;
+/// Source ports: those of RoCE packets (Linux `IB_ROCE_UDP_ENCAP_VALID_PORT_MIN`) that are below the ports at
+/// which software NICs share an address. Source ports among those would leave fewer NICs a port.
+pub(crate) const SOURCE_PORTS: RangeInclusive<u16> = 0xc000..=60_999;
 
 /// A socket that sends packets as a RoCE device would. Any thread may use it.
 ///

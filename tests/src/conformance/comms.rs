@@ -4,7 +4,7 @@ use invar_core::conn::{CommSettings, Wire};
 use invar_core::nic::{Nic, QpOptions};
 use invar_core::roce::UDP_PORT;
 
-use super::{Bench, Check, PATIENCE_NS, STEP_NS, Verdict};
+use super::{Bench, Check, STEP_NS, TIMEOUT_NS, Verdict};
 use crate::duo;
 use crate::model::comm::{Op, Shape, Traffic};
 
@@ -63,7 +63,7 @@ fn run<N: Nic + Clone>(bench: &mut Bench<N>, settings: CommSettings, ops: usize)
         traffic.apply(Op::decode((random ^ random >> 33).to_le_bytes())).map_err(failed)?;
         bench.pass(STEP_NS / 4);
     }
-    for _ in 0..PATIENCE_NS / STEP_NS {
+    for _ in 0..TIMEOUT_NS / STEP_NS {
         if traffic.finish(0).map_err(failed)? {
             return Ok(());
         }

@@ -4,8 +4,9 @@ use invar_core::nic::{
     Access, MemoryKeys, Nic, QpCap, SendFlags, SendOpcode, SendWr, Sge, WcStatus,
 };
 
-use super::{Bench, Check, Verdict, ensure, pattern};
+use super::{Bench, Check, Verdict, ensure};
 use crate::end::End;
+use crate::pattern::pattern;
 
 pub(super) fn checks<N: Nic + Clone>() -> Vec<Check<N>> {
     vec![
@@ -51,7 +52,7 @@ fn refused_between<N: Nic + Clone>(
     change: impl FnOnce(SendWr) -> SendWr,
 ) -> Verdict {
     let what = format!("{opcode:?} with {what}");
-    let (here, there) = (pattern(LEN, 1), pattern(LEN, 2));
+    let (here, there) = (pattern(1, LEN), pattern(2, LEN));
     a.buffer.write(0, &here);
     b.buffer.write(0, &there);
     b.post_recv(3, LEN);
@@ -143,11 +144,11 @@ fn queue_pair_rights<N: Nic + Clone>(bench: &mut Bench<N>) -> Verdict {
         let what = format!("a queue pair that permits {access:?}");
         // Real devices answer with either status. In the second the operation as such is invalid there.
         let wr = ends[0].work(opcode, LEN, target);
-        target.buffer.write(0, &pattern(LEN, 2));
+        target.buffer.write(0, &pattern(2, LEN));
         ends[0].post(&wr);
         let either = [WcStatus::REM_ACCESS_ERR, WcStatus::REM_INV_REQ_ERR];
         bench.failure(&ends[0], &what, wr.wr_id, &either)?;
-        ensure!(target.buffer.read(0, LEN) == pattern(LEN, 2), "{what}: memory changed");
+        ensure!(target.buffer.read(0, LEN) == pattern(2, LEN), "{what}: memory changed");
     }
     Ok(())
 }

@@ -6,8 +6,9 @@ use invar_core::nic::{
     Memory, Nic, QpOptions, SendFlags, SendOpcode, SendWr, Sge, WcFlags, WcOpcode,
 };
 
-use super::{Bench, Check, Verdict, ensure, equal, pattern};
+use super::{Bench, Check, Verdict, ensure, equal};
 use crate::end::{End, Link};
+use crate::pattern::pattern;
 
 pub(super) fn checks<N: Nic + Clone>() -> Vec<Check<N>> {
     vec![
@@ -83,7 +84,7 @@ fn transfer<N: Nic + Clone>(
     opcode: SendOpcode,
     len: usize,
 ) -> Verdict {
-    let (here, there) = (pattern(len + GUARD, len), pattern(len + GUARD, len + 1));
+    let (here, there) = (pattern(len, len + GUARD), pattern(len + 1, len + GUARD));
     a.buffer.write(0, &here);
     b.buffer.write(0, &there);
     let wr = a.work(opcode, len, b);
@@ -133,7 +134,7 @@ fn transfer<N: Nic + Clone>(
 
 fn offsets<N: Nic + Clone>(bench: &mut Bench<N>) -> Verdict {
     let [a, b] = &bench.pair(8192)?;
-    a.buffer.write(0, &pattern(8192, 1));
+    a.buffer.write(0, &pattern(1, 8192));
     for (from, to) in [(0, 1), (1, 0), (3, 7), (4093, 4099), (17, 1024)] {
         for len in [1, 8, 64, 1000, 2049] {
             b.buffer.write(0, &vec![0xee; 8192]);
@@ -181,7 +182,7 @@ fn unsignaled<N: Nic + Clone>(bench: &mut Bench<N>) -> Verdict {
 fn ordering<N: Nic + Clone>(bench: &mut Bench<N>) -> Verdict {
     let [a, b] = &bench.pair(64 << 10)?;
     for round in 0..20 {
-        let bytes = pattern(64 << 10, round);
+        let bytes = pattern(round, 64 << 10);
         a.buffer.write(0, &bytes);
         // Write many times to one place. The last write must win.
         let mut wrs: Vec<SendWr> = (0..16)
@@ -262,7 +263,7 @@ fn loopback<N: Nic + Clone>(bench: &mut Bench<N>) -> Verdict {
     let link = bench.link()?;
     let end = End::new(bench.nics()[0], 256);
     end.connect(&end, &link);
-    end.buffer.write(0, &pattern(256, 3));
+    end.buffer.write(0, &pattern(3, 256));
     for i in 0..100 {
         let sge = Sge { length: 1, ..end.sge(200, 1) };
         let remote_addr = end.buffer.addr(i);

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// How long one process waits for the other, which may start later and compute more slowly.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// A bound that is longer than any line.
 const LINE_BYTES_MAX: u64 = 1 << 16;
 
@@ -20,20 +20,20 @@ impl Control {
     /// Waits for the other process to connect.
     pub fn accept(listener: &TcpListener) -> io::Result<Control> {
         listener.set_nonblocking(true)?;
-        let (stream, _) = patiently(|| listener.accept())?;
+        let (stream, _) = retry(|| listener.accept())?;
         stream.set_nonblocking(false)?;
         Control::new(stream, false)
     }
 
     /// Connects to the other process at `addr`.
     pub fn connect(addr: SocketAddr) -> io::Result<Control> {
-        Control::new(patiently(|| TcpStream::connect(addr))?, true)
+        Control::new(retry(|| TcpStream::connect(addr))?, true)
     }
 
     fn new(stream: TcpStream, has_connected: bool) -> io::Result<Control> {
         stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        stream.set_write_timeout(Some(PATIENCE))?;
+        stream.set_read_timeout(Some(TIMEOUT))?;
+        stream.set_write_timeout(Some(TIMEOUT))?;
         Ok(Control { stream: BufReader::new(stream), has_connected })
     }
 
@@ -64,12 +64,12 @@ impl Control {
     }
 }
 
-/// Repeats `attempt` until it succeeds, or until [`PATIENCE`] has passed.
-fn patiently<T>(mut attempt: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+/// Repeats `attempt` until it succeeds, or until [`TIMEOUT`] has passed.
+fn retry<T>(mut attempt: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     let start = Instant::now();
     loop {
         match attempt() {
-            Err(_) if start.elapsed() < PATIENCE => thread::sleep(Duration::from_millis(20)),
+            Err(_) if start.elapsed() < TIMEOUT => thread::sleep(Duration::from_millis(20)),
             result => return result,
         }
     }

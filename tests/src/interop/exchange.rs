@@ -19,7 +19,7 @@ use crate::pattern::pattern;
 /// XOR with this constant changes a key into one that nobody has.
 const NOBODYS_KEY: u32 = 0x5555_5500;
 /// The time limit for completions that must come.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 /// The time to wait for completions that may come.
 const QUIET: Duration = Duration::from_millis(200);
 /// The delay of a late receive. The responder has sent its first RNR NAK long before.
@@ -93,7 +93,7 @@ fn ask<N: Nic + Clone>(end: &End<N>, peer: &Address, scenario: &Scenario) -> Str
         wrs.push(SendWr { wr_id: count as u64, ..last });
     }
     end.nic.post_send(&end.qp, &wrs).expect("posted");
-    let seen = completions(end, wrs.len(), PATIENCE);
+    let seen = completions(end, wrs.len(), TIMEOUT);
     told(end, scenario, &seen, wrs.len(), true)
 }
 
@@ -136,15 +136,15 @@ fn post_receives<N: Nic + Clone>(end: &End<N>, scenario: &Scenario) {
 /// Returns what the answering end sees after the asking end has finished.
 fn answer<N: Nic + Clone>(end: &End<N>, scenario: &Scenario) -> String {
     let count = if scenario.takes_receives() { scenario.count } else { 0 };
-    let patience = if scenario.fault.is_some() { QUIET } else { PATIENCE };
-    let seen = completions(end, count, patience);
+    let timeout = if scenario.fault.is_some() { QUIET } else { TIMEOUT };
+    let seen = completions(end, count, timeout);
     told(end, scenario, &seen, if scenario.fault.is_some() { 0 } else { count }, false)
 }
 
-/// Polls for up to `count` completions, for at most `patience`.
-fn completions<N: Nic + Clone>(end: &End<N>, count: usize, patience: Duration) -> Vec<Wc> {
+/// Polls for up to `count` completions, for at most `timeout`.
+fn completions<N: Nic + Clone>(end: &End<N>, count: usize, timeout: Duration) -> Vec<Wc> {
     let (start, mut seen) = (Instant::now(), Vec::new());
-    while seen.len() < count && start.elapsed() < patience {
+    while seen.len() < count && start.elapsed() < timeout {
         let mut wcs = [Wc::default()];
         match end.nic.poll(&end.cq, &mut wcs).expect("polled") {
             0 => thread::yield_now(),

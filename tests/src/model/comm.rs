@@ -2,9 +2,11 @@
 //!
 //! [`Op`] is one call on either end. [`Traffic`] makes the call on real comms, notes it in a list of
 //! posted receives, and compares every answer with that list. Each message is delivered once, in the
-//! order of its tag, with its bytes and its size. No request is lost.
+//! order of its tag, with its bytes and its size. Each receive is flushed, and each flush ends. No request is
+//! lost.
 
 mod cells;
+mod flush;
 mod ledger;
 mod remains;
 
@@ -17,6 +19,7 @@ use invar_core::nic::Nic;
 use crate::duo::{self, Duo};
 use crate::null::NullNic;
 use cells::{Cell, Cells};
+use flush::Flushing;
 use ledger::{Expected, Ledger};
 
 pub use remains::{End, Remains};
@@ -50,7 +53,7 @@ pub enum Op {
     },
     /// `test` of a send in flight.
     TestSend(u8),
-    /// `test` of a receive in flight.
+    /// `test` of a receive or of a flush in flight.
     TestRecv(u8),
 }
 
@@ -125,6 +128,7 @@ pub struct Traffic<N: Nic> {
     source: Cells<N>,
     recvs: Vec<Receiving>,
     sends: Vec<Sending>,
+    flushes: Vec<Flushing>,
     messages: u64,
 }
 
@@ -198,6 +202,7 @@ impl<N: Nic> Traffic<N> {
             ledger: Ledger::default(),
             recvs: Vec::new(),
             sends: Vec::new(),
+            flushes: Vec::new(),
             messages: 0,
         }
     }
@@ -219,10 +224,8 @@ impl<N: Nic> Traffic<N> {
             Op::TestSend(which) if !self.sends.is_empty() => {
                 self.test_send(usize::from(which) % self.sends.len())
             }
-            Op::TestRecv(which) if !self.recvs.is_empty() => {
-                self.test_recv(usize::from(which) % self.recvs.len())
-            }
-            Op::TestSend(_) | Op::TestRecv(_) => Ok(()),
+            Op::TestRecv(which) => self.test_recv_or_flush(which.into()),
+            Op::TestSend(_) => Ok(()),
         }?;
         self.check_outstanding();
         Ok(())
@@ -245,8 +248,16 @@ impl<N: Nic> Traffic<N> {
         for i in (0..self.recvs.len()).rev() {
             self.test_recv(i)?;
         }
+        for i in (0..self.flushes.len()).rev() {
+            self.test_flush(i)?;
+        }
         self.check_outstanding();
-        Ok(self.sends.is_empty() && self.recvs.is_empty())
+        let is_over = self.sends.is_empty() && self.recvs.is_empty() && self.flushes.is_empty();
+        if is_over {
+            self.source.check_all_free();
+            self.room.check_all_free();
+        }
+        Ok(is_over)
     }
 
     /// Checks the peers of some ends, at the given time. This also continues a recovery.
@@ -291,7 +302,8 @@ impl<N: Nic> Traffic<N> {
     /// Checks that no request is leaked, and that none ends before it was tested.
     fn check_outstanding(&self) {
         assert_eq!(self.duo.send.outstanding(), self.sends.len(), "sends under way");
-        assert_eq!(self.duo.recv.outstanding(), self.recvs.len(), "receives under way");
+        let recvs = self.recvs.len() + self.flushes.len();
+        assert_eq!(self.duo.recv.outstanding(), recvs, "receives and flushes under way");
     }
 
     fn recv(&mut self, nreqs: u8, tags: u32, len: u16) -> Result<(), Error> {
@@ -305,7 +317,6 @@ impl<N: Nic> Traffic<N> {
             let tag = tags >> (4 * r) & 15;
             let len = (usize::from(len) + 97 * r) % (self.shape.message_bytes_max + 1);
             let cell = self.room.take(r);
-            self.room.clear(&cell);
             let (addr, rkey) = (self.room.addr(&cell), self.room.buffer().rkey());
             wanted.push(RecvBuf { addr, len: len as u32, tag, rkey });
             bufs.push(Buf { cell, len: len as u32, message: None });
@@ -413,6 +424,15 @@ impl<N: Nic> Traffic<N> {
         Ok(())
     }
 
+    fn test_recv_or_flush(&mut self, which: usize) -> Result<(), Error> {
+        let (recvs, flushes) = (self.recvs.len(), self.flushes.len());
+        match which.checked_rem(recvs + flushes) {
+            None => Ok(()),
+            Some(i) if i < recvs => self.test_recv(i),
+            Some(i) => self.test_flush(i - recvs),
+        }
+    }
+
     fn test_recv(&mut self, i: usize) -> Result<(), Error> {
         let recv = &self.recvs[i];
         let complete = self.ledger.is_complete(recv.row);
@@ -426,7 +446,7 @@ impl<N: Nic> Traffic<N> {
                     "a receive that is over: {again:?}"
                 );
                 self.check_received(&sizes, &recv.bufs);
-                recv.bufs.into_iter().for_each(|buf| self.room.give(buf.cell));
+                self.flush(recv.bufs)?;
             }
             None => assert!(!complete || !self.shape.prompt, "a complete receive is not done"),
         }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use invar_core::nic::{
     Access, Gid, LinkLayer, Memory, MemoryKeys, Nic, NicError, PollError, PortAttr, PortState,
-    QpCap, QpOptions, QpTransition, RecvWr, SendWr, Wc,
+    QpCap, QpOptions, QpTransition, RecvWr, SendWr, Verb, Wc,
 };
 use invar_linux::memory::HostMemory;
 use invar_linux::soft::{Device, QpConfig};
@@ -157,7 +157,11 @@ impl Nic for SimNic {
         self.device(|device| device.grant(*pd, rkey));
     }
 
+    /// Registers memory. A device whose port is down may be gone, so it refuses.
     fn reg_mr(&self, pd: &u32, memory: &HostMemory, access: Access) -> Result<SimMr, NicError> {
+        if !self.world.net().wire.is_up(self.host) {
+            return Err(NicError::new(Verb::RegMr, 0, "the port of this simulated device is down"));
+        }
         let key = self.device(|device| device.reg_mr(*pd, memory, memory.addr(), access))?;
         Ok(SimMr(self.handle(key)))
     }

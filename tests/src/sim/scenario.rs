@@ -14,7 +14,7 @@ use crate::random::Random;
 
 /// The most time that a request takes with any faults: eight timeouts of 67 ms, and all
 /// retransmissions.
-const PATIENCE_NS: u64 = 20_000_000_000;
+const REQUEST_MAX_NS: u64 = 20_000_000_000;
 
 /// The value of `NCCL_IB_TIMEOUT`. It stands for 67 ms.
 const TIMEOUT: u8 = 14;
@@ -323,7 +323,7 @@ impl<N: Nic + Clone> History<N> {
 
     /// Finishes everything that was begun.
     fn finish(mut self) -> Outcome {
-        let deadline_ns = self.world.now_ns() + PATIENCE_NS;
+        let deadline_ns = self.world.now_ns() + REQUEST_MAX_NS;
         let mut pause_ns = 10_000;
         loop {
             for comm in &mut self.comms {
@@ -334,7 +334,7 @@ impl<N: Nic + Clone> History<N> {
                 break;
             }
             let now = self.world.now_ns();
-            assert!(now < deadline_ns, "a request is under way after {PATIENCE_NS} ns");
+            assert!(now < deadline_ns, "a request is under way after {REQUEST_MAX_NS} ns");
             self.pass(pause_ns);
             // Most requests end soon. The others wait for timeouts.
             pause_ns = (pause_ns + pause_ns / 16).min(1_000_000);
@@ -473,6 +473,7 @@ pub(super) fn settings(random: &mut Random, ipv6: bool) -> CommSettings {
         truncate: random.chance(500_000),
         suspect_after_ns: random.pick(&[0, 3_000_000, 30_000_000, 500_000_000]),
         recovery_timeout_ns: if random.chance(500_000) { RECOVERY_NS } else { 0 },
+        flush: random.chance(300_000),
         options: if random.chance(500_000) {
             QpOptions::all()
         } else {

@@ -3,7 +3,7 @@
 
 use invar_core::comm::{RecvBuf, SendBuf};
 use invar_core::conn::CommSettings;
-use invar_core::nic::{Nic, PortAttr, PortState, SendWr, Verb};
+use invar_core::nic::{Gid, Nic, PortAttr, PortState, SendWr, Verb};
 use invar_linux::rails::Rails;
 use invar_testkit::duo::{self, Buffer, Duo};
 use invar_testkit::null::NullNic;
@@ -118,7 +118,8 @@ fn a_standby_rail_carries_data_only_while_the_other_rail_does_not_work() {
             assert!(!standby.iter().flatten().any(carries), "{active:?} {end}");
             set_broken(&line.ends[end], true);
             exchange(&mut line);
-            line.pass(200);
+            // These NICs report nothing about a port, and are asked every 250 ms.
+            line.pass(300);
             assert_eq!(line.rails(), [1], "{active:?} {end}");
             exchange(&mut line);
             set_broken(&line.ends[end], false);
@@ -148,5 +149,24 @@ fn messages_go_on_over_the_other_rail_whichever_rail_a_device_reports() {
         }
         let attempts = line.duo.send.attempts();
         assert!((2..20).contains(&attempts), "{end} {rail} {event:?}: {attempts} attempts");
+    }
+}
+
+#[test]
+fn a_rail_whose_port_has_another_gid_gets_new_queue_pairs_and_carries_data_again() {
+    for (end, rail) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+        let mut line = Line::new([2; 2]);
+        let before = line.duo.send.attempts();
+        let nic = &line.ends[end].nics()[rail];
+        let port = nic.query_port().expect("a port");
+        nic.plan.port.set(Some(PortAttr { gid: Gid([9; 16]), ..port }));
+        // These NICs report nothing about a port, and are asked every 250 ms.
+        line.pass(300);
+        assert!(line.duo.send.attempts() > before, "{end} {rail}");
+        line.pass(1_000);
+        assert_eq!(line.rails(), [0, 1], "{end} {rail}");
+        (0..10).for_each(|number| line.exchange(number));
+        let attempts = line.duo.send.attempts() - before;
+        assert!(attempts < 5, "{end} {rail}: {attempts} attempts");
     }
 }

@@ -345,8 +345,9 @@ fn a_flush_whose_queue_pair_has_failed_is_done_with_a_new_one() {
     line.hold(true);
     let Flush::Started(early) = line.duo.recv.iflush(&[buf]).unwrap() else { panic!("started") };
     // The queue pair of the flushes is the only one on which this end has posted.
-    let [(qpn, _)] = line.nics[1].plan.posted.take()[..] else { panic!("one READ") };
-    let wc = Wc { status: WcStatus::RETRY_EXC_ERR, qp_num: qpn, ..Wc::default() };
+    let [(qpn, read)] = line.nics[1].plan.posted.take()[..] else { panic!("one READ") };
+    let (status, wr_id) = (WcStatus::RETRY_EXC_ERR, read.wr_id);
+    let wc = Wc { wr_id, status, qp_num: qpn, ..Wc::default() };
     line.nics[1].plan.made_up.borrow_mut().push(wc);
     assert_eq!(line.duo.recv.test(&early), Ok(None));
     let Flush::Started(late) = line.duo.recv.iflush(&[buf]).unwrap() else { panic!("started") };

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use invar::{ErrorKind, RedOp};
+use invar_testkit::wait::watch;
 
 use crate::rig::{every_way, ranks, settings};
 
@@ -45,15 +46,11 @@ fn a_rank_that_does_something_else_is_given_up_and_named() {
             if communicator.rank() == 0 {
                 return communicator.barrier().unwrap_err();
             }
-            loop {
-                if let Err(error) = communicator.check() {
-                    return error;
-                }
-                std::thread::yield_now();
-            }
+            watch("the other rank's verdict", || communicator.check().err())
         });
         assert!(errors[0].is_timeout() && errors[0].is_connection_lost(), "{errors:?}");
-        assert_eq!(errors[0].rank(), Some(1));
+        // Rank 0 has told it, and rank 1 is at fault.
+        assert_eq!([errors[0].rank(), errors[1].rank()], [Some(1); 2]);
         let errors: Vec<String> = errors.iter().map(ToString::to_string).collect();
         let text = "rank 1: it did not do its part within 3";
         assert!(errors[0].starts_with(text), "{errors:?}");
@@ -89,4 +86,32 @@ fn a_root_that_is_no_rank_is_named() {
         let error = communicator.broadcast(&mut [1_u8], 1).unwrap_err().to_string();
         assert!(error.contains("rank 1"), "{error}");
     });
+}
+
+#[test]
+fn an_exchange_that_fails_ends_the_communicator() {
+    let settings = settings().connect_timeout(Duration::from_millis(500));
+    let errors = ranks(2, &settings, |communicator| {
+        if communicator.rank() == 1 {
+            watch("the other rank's failure", || communicator.check().is_err());
+        }
+        // Otherwise rank 1 would take the bytes of rank 0's first exchange for those of this one.
+        communicator.exchange(&[7]).unwrap_err()
+    });
+    assert!(errors.iter().all(|error| error.rank() == Some(1)), "{errors:?}");
+}
+
+#[test]
+fn a_communicator_cuts_no_message_whatever_the_settings_say() {
+    for settings in every_way() {
+        let errors = ranks(2, &settings.truncate(true), |communicator| {
+            let mut data = vec![1_f32; 100 - 50 * communicator.rank() as usize];
+            match communicator.rank() {
+                // The message may leave before its receiver refuses it.
+                0 => communicator.send(&data, 1).and_then(|()| communicator.barrier()),
+                _ => communicator.recv(&mut data, 0),
+            }
+        });
+        assert!(errors.iter().all(Result::is_err), "{errors:?}");
+    }
 }

@@ -53,3 +53,27 @@ fn ranks_work_on_after_their_cable_was_out() {
         assert_eq!(rounds[0], rounds[1]);
     });
 }
+
+#[test]
+fn a_rank_that_leaves_while_its_cable_is_out_delivers_what_it_has_sent() {
+    let Some(hosts) = Hosts::or_skip(1500) else { return };
+    thread::scope(|scope| {
+        let soft = set(&[("INVAR_TRANSPORT", "soft"), ("NCCL_IB_TIMEOUT", "13")]);
+        ranks_on(&hosts, &[0, 1], &soft, |communicator| {
+            let mut data = [7_u8; 8];
+            communicator.barrier().unwrap();
+            if communicator.rank() == 1 {
+                data.fill(0);
+                communicator.recv(&mut data, 0).unwrap();
+                assert_eq!(data, [7; 8]);
+                return;
+            }
+            hosts.ip(0, "link set v0 down").unwrap();
+            scope.spawn(|| {
+                thread::sleep(5 * OUTAGE);
+                hosts.ip(0, "link set v0 up").unwrap();
+            });
+            communicator.send(&data, 1).unwrap();
+        });
+    });
+}

@@ -10,7 +10,7 @@ use invar::{Communicator, Error, Hub, PortRange, RedOp, UniqueId};
 use invar_testkit::child;
 use invar_testkit::wait::watch;
 
-use crate::rig::{PATIENCE, every_way};
+use crate::rig::{TIMEOUT, every_way};
 
 /// This variable tells the child process the address of the hub, the kind of links and the task.
 const ORDERS: &str = "INVAR_TEST_RANK";
@@ -21,7 +21,7 @@ const VICTIM: u32 = 1;
 /// The elements of a large operation.
 const COUNT: usize = (6 << 20) + 1;
 /// The time limit for the other ranks. The communicator promises a second, but the machine may be busy.
-/// The ranks' own patience is far longer.
+/// The ranks' own time limit is far longer.
 const BOUND: Duration = Duration::from_secs(20);
 
 /// Joins with a link to each other rank, unless the task is that the victim has none.
@@ -81,7 +81,7 @@ fn start_victim(addr: &str, way: usize, task: &str) -> (Child, BufReader<ChildSt
 fn check(way: usize, task: &str, begun: u32) {
     let at = ([127, 0, 0, 1], 0).into();
     let secret = Some(invar::secret_of(SECRET));
-    let hub = Hub::listen(at, PortRange::ANY, NRANKS, secret, PATIENCE).unwrap();
+    let hub = Hub::listen(at, PortRange::ANY, NRANKS, secret, TIMEOUT).unwrap();
     let id = hub.id();
     let counts = [const { AtomicU32::new(0) }; NRANKS as usize];
     let survive = |rank: u32| {

@@ -7,7 +7,7 @@ use invar::{RedOp, Settings};
 use serde_json::Value;
 
 use crate::operations::check_type;
-use crate::rig::{PATIENCE, over, ranks, set, settings};
+use crate::rig::{TIMEOUT, over, ranks, set, settings};
 
 /// Settings for the software NIC, with one more variable set.
 fn over_soft_with(variable: (&str, &str)) -> Settings {
@@ -136,7 +136,7 @@ fn what_each_ranks_links_wait_for_is_traced() {
 fn a_trace_that_cannot_be_written_is_named() {
     let settings = over_soft_with(("INVAR_PROXY_TRACE", "/no/such/place"));
     let hub =
-        invar::Hub::listen(([127, 0, 0, 1], 0).into(), invar::PortRange::ANY, 2, None, PATIENCE)
+        invar::Hub::listen(([127, 0, 0, 1], 0).into(), invar::PortRange::ANY, 2, None, TIMEOUT)
             .unwrap();
     let id = hub.id();
     let join = |rank| invar::Communicator::join(&id, rank, 2, &settings).err().unwrap().to_string();

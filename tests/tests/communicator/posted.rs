@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use invar::communicator::{Mover, Operation, Posted, RawOperation};
 use invar::{Communicator, DataType, ErrorKind, RedOp};
+use invar_testkit::wait::{until, watch};
 
 use crate::rig::{every_way, ranks, settings};
 
@@ -33,12 +34,7 @@ fn post_for(communicator: &Communicator, operations: &[RawOperation], mover: Mov
 
 /// Tests until there is a result.
 fn wait(posted: &Posted) -> Result<(), invar::Error> {
-    loop {
-        if let Some(result) = posted.test() {
-            return result;
-        }
-        thread::yield_now();
-    }
+    until("a posted operation", || posted.test())
 }
 
 #[test]
@@ -86,9 +82,7 @@ fn what_nobody_tests_goes_on() {
                 thread::sleep(Duration::from_millis(pause));
                 let mut data = vec![1; 1 << 20];
                 let posted = post(&communicator, &[sum(&mut data)]);
-                while !posted.is_done() {
-                    thread::yield_now();
-                }
+                watch("an operation that nobody tests", || posted.is_done());
                 wait(&posted).unwrap();
                 assert_eq!(data, vec![2; 1 << 20]);
             }

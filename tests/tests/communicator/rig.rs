@@ -12,7 +12,7 @@ use invar_testkit::library;
 use invar_testkit::model::coll::{Bytes, encode, input, output};
 use invar_testkit::namespaces::{Hosts, IPV4};
 
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The default settings of a test. They do not depend on the environment.
 pub(crate) fn settings() -> Settings {
@@ -21,7 +21,7 @@ pub(crate) fn settings() -> Settings {
 
 /// The default settings of a test, with these variables set.
 pub(crate) fn set(variables: &[(&str, &str)]) -> Settings {
-    library::settings(variables).connect_timeout(PATIENCE).collective_timeout(PATIENCE)
+    library::settings(variables).connect_timeout(TIMEOUT).collective_timeout(TIMEOUT)
 }
 
 /// Settings for one kind of device, on loopback.
@@ -41,7 +41,7 @@ pub(crate) fn ranks<R: Send>(
     run: impl Fn(Communicator) -> R + Sync,
 ) -> Vec<R> {
     let at = (Ipv4Addr::LOCALHOST, 0).into();
-    let hub = Hub::listen(at, PortRange::ANY, nranks, None, PATIENCE).unwrap();
+    let hub = Hub::listen(at, PortRange::ANY, nranks, None, TIMEOUT).unwrap();
     start(&hub.id(), nranks, settings, run, |_, rank| rank())
 }
 
@@ -54,7 +54,7 @@ pub(crate) fn ranks_on<R: Send>(
     run: impl Fn(Communicator) -> R + Sync,
 ) -> Vec<R> {
     let (at, nranks) = ((IPV4[0].parse::<Ipv4Addr>().unwrap(), 0).into(), places.len() as u32);
-    let hub = hosts.call(0, || Hub::listen(at, PortRange::ANY, nranks, None, PATIENCE)).unwrap();
+    let hub = hosts.call(0, || Hub::listen(at, PortRange::ANY, nranks, None, TIMEOUT)).unwrap();
     start(&hub.id(), nranks, settings, run, |rank, call| hosts.call(places[rank as usize], call))
 }
 

@@ -11,7 +11,7 @@ use invar_testkit::tcp_times::hasten;
 use crate::rig::{ranks_on, set};
 
 const COUNT: usize = 1 << 20;
-/// The time limit, which is far below the ranks' own patience.
+/// The time limit, which is far below the ranks' own.
 const BOUND: Duration = Duration::from_secs(30);
 
 fn over_tcp() -> Settings {

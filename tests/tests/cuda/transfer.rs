@@ -234,6 +234,36 @@ fn many_messages_are_under_way_at_once_and_end_in_any_order() {
 }
 
 #[test]
+fn a_receive_behind_a_long_one_waits_until_that_is_posted_as_a_whole() {
+    fake().run(|| {
+        let mut rig = Rig::new();
+        let long = 10 * CHUNK;
+        let (from, to) = (rig.gpu_region(0, long), rig.gpu_region(0, long));
+        let (host, other_host) = (rig.host_region(8), rig.host_region(8));
+        host.write_at(0, b"short").unwrap();
+        let first = rig.recv.irecv(&[(&to, 0..long, 1)]).unwrap().expect("room");
+        let send = rig.send.isend(&from, 0..long, 1).unwrap().expect("begun");
+        let (mut second, mut has_sent, mut got) = (None, false, [false; 2]);
+        until("both messages", || {
+            if second.is_none() {
+                second = rig.recv.irecv(&[(&other_host, 0..8, 2)]).unwrap();
+            }
+            got[0] |= rig.recv.test(&first).is_ok_and(|received| received.is_some());
+            if let Some(second) = &second {
+                got[1] |= rig.recv.test(second).is_ok_and(|received| received.is_some());
+            }
+            // The sender sends the second message after the first.
+            if !has_sent && rig.send.test(&send).unwrap().is_some() {
+                has_sent = true;
+                rig.send.send(&host, 0..5, 2, TIMEOUT).unwrap();
+            }
+            got == [true; 2]
+        });
+        assert_eq!(content(&other_host, 5), b"short");
+    });
+}
+
+#[test]
 fn no_message_overtakes_one_with_its_tag() {
     fake().run(|| {
         let mut rig = Rig::new();

@@ -87,7 +87,7 @@ fn a_peer_that_never_answers_is_given_up_in_time() {
     let addr = listener.handle().addr(Wire::Invar).unwrap();
     let _caller = TcpStream::connect(addr).unwrap();
     let error = listener.accept_within(Duration::from_millis(20)).err().unwrap();
-    assert_eq!(error.to_string(), "a connection from a peer did not come about within 20 ms");
+    assert_eq!(error.to_string(), "no peer connected within 20 ms");
     assert!(error.is_timeout() && !error.is_connection_lost(), "{error}");
 }
 

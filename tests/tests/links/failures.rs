@@ -172,7 +172,7 @@ fn a_sender_that_never_comes_is_waited_for_as_long_as_is_said() {
     let one = Network::open(vec![open("soft IPv4")], &settings(), Abort::default()).unwrap();
     let (listening, _) = one.listen(0, 0, 0).unwrap();
     let error = wait_for_links(vec![listening], Duration::from_millis(50)).err().unwrap();
-    assert_eq!(error.to_string(), "a link between ranks did not come about within 50 ms");
+    assert_eq!(error.to_string(), "a link between ranks was not complete within 50 ms");
 }
 
 #[test]

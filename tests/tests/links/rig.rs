@@ -7,6 +7,7 @@ use invar::net::{LinkAttempt, NetRecv, NetSend, NetSettings, Network, wait_for_l
 use invar::{Device, Error, Settings};
 use invar_linux::abort::Abort;
 use invar_testkit::library::{self, first_device};
+use invar_testkit::pattern::pattern_byte;
 use invar_testkit::random::Random;
 use invar_testkit::wait::LIMIT;
 
@@ -155,7 +156,7 @@ impl Message {
     }
 
     fn byte(&self, at: usize) -> u8 {
-        (self.random().next() as usize).wrapping_add(at * 7 + at / 251) as u8
+        pattern_byte(self.random().next() as usize, at)
     }
 
     unsafe fn write(&self, slot: NonNull<u8>) {

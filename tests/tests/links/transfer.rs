@@ -26,11 +26,11 @@ fn another_thread_may_move_what_a_rank_has_published() {
         let done = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                while !done.load(Ordering::Relaxed) {
+                until("the last message", || {
                     send.lock().unwrap()[0].progress().expect(device);
                     recv.lock().unwrap()[0].progress().expect(device);
-                    std::thread::yield_now();
-                }
+                    done.load(Ordering::Relaxed)
+                });
             });
             for step in 0..100_usize {
                 until("a free slot", || send.lock().unwrap()[0].free(step).expect(device));

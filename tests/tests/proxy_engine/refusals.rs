@@ -2,8 +2,8 @@
 
 use invar_core::math::Protocol;
 use invar_core::proxy::{
-    AppendError, CloseError, ConnectionId, ConnectionSpec, Event, Op, OpError, OpStage, OpenError,
-    Pattern, ProxySlice, Sharing, Transport,
+    AppendError, CloseError, ConnectionId, ConnectionSpec, Op, OpError, OpStage, OpenError,
+    Pattern, ProxyEvent, ProxySlice, Sharing, Transport,
 };
 use invar_core::topology::Direction;
 
@@ -130,8 +130,8 @@ fn a_failure_names_operation_peer_connection_and_stage() {
 struct Events(Vec<OpStage>);
 
 impl invar_core::proxy::Probe for Events {
-    fn record(&mut self, event: Event) {
-        if let Event::Step { stage, .. } = event {
+    fn record(&mut self, event: ProxyEvent) {
+        if let ProxyEvent::Step { stage, .. } = event {
             self.0.push(stage);
         }
     }

@@ -4,11 +4,14 @@ mod host;
 mod processes;
 mod service;
 
+use std::convert::Infallible;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use host::{Gate, op, progress, spec};
-use invar_core::proxy::{AppendError, ConnectionId, Event, Probe, TakeError};
+use invar_core::proxy::{
+    AppendError, ConnectionId, OpStage, Probe, ProxyEvent, ProxySlice, TakeError, Transport,
+};
 use invar_core::topology::Direction;
 use invar_linux::abort::Abort;
 use invar_linux::proxy::{
@@ -69,8 +72,8 @@ fn stop_waits_for_what_is_active_and_takes_nothing_new() {
 struct Asleep(Arc<AtomicBool>);
 
 impl Probe for Asleep {
-    fn record(&mut self, event: Event) {
-        if event == Event::Sleep {
+    fn record(&mut self, event: ProxyEvent) {
+        if event == ProxyEvent::Sleep {
             self.0.store(true, Ordering::Relaxed);
         }
     }
@@ -136,6 +139,31 @@ fn a_failure_ends_the_thread_and_says_why() {
             if *error == expected),
         "{error}"
     );
+}
+
+/// A transport with a defect.
+struct Panics;
+
+impl Transport for Panics {
+    type Error = Infallible;
+
+    fn advance(&mut self, _: OpStage, _: &[ProxySlice]) -> Result<bool, Infallible> {
+        panic!("a defect of the transport");
+    }
+}
+
+#[test]
+fn ranks_do_not_wait_for_a_thread_that_has_panicked() {
+    let shared = SharedOps::create(1).unwrap();
+    let (settings, abort) = (ProgressSettings::default(), Abort::default());
+    let progress = Progress::spawn(shared.clone(), settings, abort.clone(), Panics, ()).unwrap();
+    progress.connections().open(ConnectionId(0), spec(0));
+    let mut ops = RankOps::new(shared.clone(), 0, abort, LIMIT);
+    ops.append(&op(1, 0, 1)).unwrap();
+    ops.post().unwrap();
+    watch("the end of the pool", || shared.pool().posted().is_closed());
+    ops.append(&op(2, 0, 1)).unwrap();
+    assert!(ops.post().is_err());
 }
 
 #[test]

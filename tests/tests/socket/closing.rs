@@ -44,6 +44,25 @@ fn a_sender_notices_that_its_receiver_has_closed() {
 }
 
 #[test]
+fn a_send_that_is_done_is_settled_once_the_peers_host_has_it_or_is_gone() {
+    for (lanes, is_received) in [(0, true), (2, true), (0, false), (2, false)] {
+        let mut pair = Pair::new(lanes, 0);
+        // The kernel takes this many bytes at once, but not the peer's, as long as nobody reads there.
+        let len = 1 << 20;
+        let send = pair.send(0, len, 0);
+        until("the send", || (pair.send.test(&send) != Ok(None)).then_some(()));
+        assert!(!pair.send.is_settled());
+        if is_received {
+            let receives = [pair.recv(&[(len, 0)])];
+            pair.finish(vec![], &receives);
+        } else {
+            pair.recv = Pair::new(0, 0).recv;
+        }
+        until("the last acknowledgement", || pair.send.is_settled().then_some(()));
+    }
+}
+
+#[test]
 fn a_send_under_way_fails_when_the_receiver_closes_and_a_done_one_does_not() {
     for (lanes, threads) in [(0, 0), (1, 0), (1, 1)] {
         let mut pair = Pair::new(lanes, threads);

@@ -9,7 +9,7 @@ use invar_core::comm::{RecvBuf, SendBuf};
 use invar_core::conn::{HANDLE_SECRET_BYTES, Handle, StreamError, Wire};
 use invar_core::error::{Error, ErrorKind};
 use invar_core::param::{AddressFamily, PortRange};
-use invar_core::socket::{Frame, FrameError, FrameKind, HELLO_BYTES, Hello, ViewFrame};
+use invar_core::socket::{Frame, FrameKind, HELLO_BYTES, SocketFrameError, SocketHello, ViewFrame};
 use invar_core::stall::EndView;
 use invar_linux::clock::now_ns;
 use invar_linux::socket::{Connecting, Listener, RecvComm, SendComm};
@@ -30,7 +30,7 @@ fn receiver(lanes: u16) -> (RecvComm, Vec<TcpStream>) {
             insider::call(&mut stream, &handle, Service::Tcp);
             let device = "mallory0".try_into().unwrap();
             let (sockets, session) = (lanes + 2, 1);
-            let hello = Hello { index, sockets, session, device, shares_views: true };
+            let hello = SocketHello { index, sockets, session, device, shares_views: true };
             stream.write_all(&hello.to_bytes()).unwrap();
             stream
         };
@@ -56,7 +56,7 @@ fn sender() -> (SendComm, Vec<TcpStream>) {
                 insider::answer(&mut stream, &handle, Service::Tcp);
                 let mut bytes = [0; HELLO_BYTES];
                 stream.read_exact(&mut bytes).unwrap();
-                let index = Hello::parse(&bytes).unwrap().index;
+                let index = SocketHello::parse(&bytes).unwrap().index;
                 if index == 0 {
                     stream.write_all(&bytes).unwrap();
                 }
@@ -85,13 +85,13 @@ fn outcome(comm: &mut RecvComm) -> Result<Vec<u32>, Error> {
 
 #[test]
 fn frames_that_cannot_be_end_the_connection_by_what_is_wrong() {
-    let garbage = FrameError::Kind { got: *b"\x01\x02\x03\x04", seq: 0 };
-    let late = FrameError::Seq { got: 7, want: 0 };
-    let ahead = FrameError::Ahead { len: (4 << 20) + 1, waiting: 0 };
+    let garbage = SocketFrameError::Kind { got: *b"\x01\x02\x03\x04", seq: 0 };
+    let late = SocketFrameError::Seq { got: 7, want: 0 };
+    let ahead = SocketFrameError::Ahead { len: (4 << 20) + 1, waiting: 0 };
     for (bytes, error) in [
         (*b"\x01\x02\x03\x04____________", Error::Frame(garbage)),
         (message(7, 1, 0), Error::Frame(late)),
-        (message(0, 1 << 31, 0), Error::Frame(FrameError::Len(1 << 31))),
+        (message(0, 1 << 31, 0), Error::Frame(SocketFrameError::Len(1 << 31))),
         (message(0, 101, 0), Error::SizeMismatch { local: 101, remote: 100, tag: 0 }),
         (message(0, (4 << 20) + 1, 1), Error::Frame(ahead)),
     ] {
@@ -136,7 +136,7 @@ fn more_ahead_than_is_allowed_is_not_taken_in() {
         }
         streams
     });
-    let ahead = FrameError::Ahead { len: 1 << 16, waiting: 4 << 20 };
+    let ahead = SocketFrameError::Ahead { len: 1 << 16, waiting: 4 << 20 };
     assert_eq!(outcome(&mut comm), Err(Error::Frame(ahead)));
     stranger.join().unwrap();
 }
@@ -175,12 +175,12 @@ fn one_byte_at_a_time_is_as_good_as_all_at_once() {
 fn a_sender_refuses_what_no_receiver_says() {
     let buffer = |seq, len| Frame { kind: FrameKind::Buffer, seq, len, tag: 0 }.to_bytes();
     let many: Vec<u8> = (0..=2048).flat_map(|seq| buffer(seq, 1)).collect();
-    let kind = FrameError::Kind { got: *b"MSG\0", seq: 0 };
+    let kind = SocketFrameError::Kind { got: *b"MSG\0", seq: 0 };
     for (bytes, error) in [
         (message(0, 1, 0).to_vec(), kind),
-        ([buffer(0, 1), buffer(0, 1)].concat(), FrameError::Seq { got: 0, want: 1 }),
-        (buffer(0, u32::MAX).to_vec(), FrameError::Len(u32::MAX)),
-        (many, FrameError::Buffers),
+        ([buffer(0, 1), buffer(0, 1)].concat(), SocketFrameError::Seq { got: 0, want: 1 }),
+        (buffer(0, u32::MAX).to_vec(), SocketFrameError::Len(u32::MAX)),
+        (many, SocketFrameError::Buffers),
     ] {
         let (mut comm, mut streams) = sender();
         streams[0].write_all(&bytes).unwrap();

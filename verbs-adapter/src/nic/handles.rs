@@ -121,8 +121,13 @@ impl Mr {
     ) -> Result<Mr, NicError> {
         // SAFETY: The caller upholds this function's safety contract.
         let mr = unsafe { reg_mr(pd, addr, len, access) };
-        Mr::new(mr, Verb::RegMr, pd, None)
-            .map_err(|error| error.with("bytes", len as u64).with("address", addr))
+        Mr::new(mr, Verb::RegMr, pd, None).map_err(|mut error| {
+            if error.errno == libc::EFAULT {
+                error.cause = "no kernel module knows these pages: for GPU memory, is nvidia-peermem \
+                               loaded, and for this driver?";
+            }
+            error.with("bytes", len as u64).with("address", addr)
+        })
     }
 
     pub(super) fn of_dmabuf(

@@ -10,7 +10,7 @@ use crate::fake::{BARE, ECE, Fake, LIBRARY, WITH_ECE, WITH_IOVA2, WITH_STATE, ju
 use crate::sys::*;
 
 /// A timeout longer than any event takes.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 const CAP: QpCap = QpCap { max_send_wr: 8, max_recv_wr: 8, max_inline_data: 64 };
 
@@ -21,7 +21,7 @@ fn until<T>(mut poll: impl FnMut() -> Option<T>) -> T {
         if let Some(answer) = poll() {
             return answer;
         }
-        assert!(start.elapsed() < PATIENCE, "no event in {PATIENCE:?}");
+        assert!(start.elapsed() < TIMEOUT, "no event in {TIMEOUT:?}");
         std::thread::yield_now();
     }
 }

@@ -8,7 +8,7 @@ use invar_core::nic::{
     Access, Memory, MemoryKeys, Nic, NicError, PollError, PortAttr, QpCap, QpTransition, RecvWr,
     SendWr, Verb, Wc,
 };
-use invar_core::roce::qp::{AccessFault, Env, Queue, Region, Side};
+use invar_core::roce::qp::{AccessFault, Env, QpSide, Queue, Region};
 use spin::Mutex;
 
 pub struct Nothing;
@@ -136,7 +136,7 @@ impl Env for Nothing {
         _: u64,
         _: u32,
         _: Access,
-        _: Side,
+        _: QpSide,
     ) -> Result<Region, AccessFault> {
         Err(AccessFault)
     }

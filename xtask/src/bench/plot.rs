@@ -67,7 +67,7 @@ pub(super) const PLUGIN: Figure = Figure {
 };
 
 /// All figures of `docs/plots`.
-pub(crate) const FIGURES: [Figure; 5] = [SOFT_NIC, SOCKET, COLL, PROTOCOL, PLUGIN];
+pub(crate) const FIGURES: [Figure; 6] = [SOFT_NIC, SOCKET, COLL, COLLNET, PROTOCOL, PLUGIN];
 
 /// The least and the greatest value of several runs. Both are equal where there is one value.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -24,15 +24,12 @@ const MOVED: [(&str, &str); 4] = [
     ("CHANGELOG.md", "changes.md"),
 ];
 
-/// Builds the site into `target/book`, if mdBook is installed.
+/// Builds the site into `target/book`.
 pub(super) fn build(shell: &Shell) -> Result<()> {
     let target = Workspace::load(shell)?.target_dir;
     let source = target.join("book-source");
     gather(shell.root(), &source)?;
-    if let Err(missing) = tool::MDBOOK.require(shell) {
-        println!("the site is not built: {missing}");
-        return Ok(());
-    }
+    tool::MDBOOK.require(shell).context("the pages are written, but the site is not built")?;
     let site = target.join("book");
     let mut mdbook = shell.command("mdbook build --dest-dir");
     mdbook.arg(&site).arg(&source);

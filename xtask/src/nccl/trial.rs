@@ -25,6 +25,10 @@ const LOOK_EVERY: Duration = Duration::from_millis(10);
 const REFUSED: (&str, &str) = ("INVAR_FIFO_DEPTH", "3");
 /// The line with which the plugin says that it has a device.
 const IN_USE: &str = "NET/Invar : Using [0]soft";
+/// The line with which the plugin says that NCCL has started collNet.
+const COLLNET_ON: &str = "NET/Invar : collNet is on";
+/// The start of the lines in which NCCL names the table of collNet that it loads. Some releases say nothing.
+const LOADED: &str = "NET/Plugin: Loaded coll";
 
 /// A release and what the trials need beside it.
 pub(super) struct Trials<'a> {
@@ -56,7 +60,18 @@ impl Trials<'_> {
         let works = self.ask(&variables, &debug)?;
         let is_picked = works.code == 0 && works.network == "Invar" && works.log.contains(IN_USE);
         ensure!(is_picked, "the plugin works, and was not picked:\n{}", works.log);
-        let interface = interface(&taken(&lookups)?).context("NCCL looked for no interface")?;
+        let lookups = taken(&lookups)?;
+        let [interface, collnet] = ["ncclNetPlugin_", "ncclCollNetPlugin_"].map(|prefix| {
+            interface(&lookups, prefix).with_context(|| format!("NCCL looked for no {prefix}"))
+        });
+        let (interface, collnet) = (interface?, collnet?);
+        let is_other =
+            |line: &&str| line.contains(LOADED) && !line.contains(&format!("({collnet})"));
+        let other = works.log.lines().find(is_other);
+        ensure!(other.is_none(), "NCCL looked for collNet {collnet} last, and says: {other:?}");
+        let reduces = self.ask(&variables, &[("NCCL_COLLNET_ENABLE", "1")])?;
+        let is_on = reduces.code == 0 && reduces.log.contains(COLLNET_ON);
+        ensure!(is_on, "NCCL did not start collNet:\n{}", reduces.log);
 
         let mut named = None;
         if release.reads_net {
@@ -74,6 +89,7 @@ impl Trials<'_> {
         Ok(Row {
             version: dotted(works.version),
             interface,
+            collnet,
             named,
             unnamed: match falls_back.code {
                 0 => falls_back.network,
@@ -143,9 +159,10 @@ impl Trials<'_> {
 }
 
 /// The interface that NCCL takes: it looks for the newest first, and ends with the first that is there. Not
-/// every release logs it, but the loader lists all lookups.
-fn interface(lookups: &str) -> Option<String> {
-    let names = lookups.lines().filter_map(|line| line.split_once("symbol=ncclNetPlugin_"));
+/// every release logs it, but the loader lists all lookups. `prefix` is that of the symbols.
+fn interface(lookups: &str, prefix: &str) -> Option<String> {
+    let symbol = format!("symbol={prefix}");
+    let names = lookups.lines().filter_map(|line| line.split_once(&symbol));
     let names = names.filter_map(|(_, rest)| rest.split_once(';'));
     names.map(|(name, _)| name.to_owned()).next_back()
 }
@@ -183,10 +200,11 @@ mod tests {
         let lookup = |name: &str| {
             format!("    7:\tsymbol={name};  lookup in file=/x/libnccl-net-invar.so [0]\n")
         };
-        let lookups = ["malloc", "ncclNetPlugin_v9", "ncclNetPlugin_v8", "ncclCollNetPlugin_v8"];
+        let lookups = ["malloc", "ncclNetPlugin_v9", "ncclNetPlugin_v8", "ncclCollNetPlugin_v7"];
         let lookups: String = lookups.into_iter().map(lookup).collect();
-        assert_eq!(interface(&lookups).as_deref(), Some("v8"));
-        assert_eq!(interface(""), None);
+        assert_eq!(interface(&lookups, "ncclNetPlugin_").as_deref(), Some("v8"));
+        assert_eq!(interface(&lookups, "ncclCollNetPlugin_").as_deref(), Some("v7"));
+        assert_eq!(interface("", "ncclNetPlugin_"), None);
     }
 
     #[test]

@@ -18,7 +18,7 @@ pub(super) const QEMU: &str = "qemu-system-x86_64";
 /// only the touched pages.
 const MEMORY_MIB: u32 = 2048;
 /// The time in which QEMU must open a channel, or end after its guest has ended.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 const NAP: Duration = Duration::from_millis(5);
 /// The kernel may rely on the clock, which is QEMU's own. It needs no mitigations, because the guest
 /// hides nothing.
@@ -106,7 +106,7 @@ impl Machine {
 
     /// Waits for QEMU to end by itself.
     pub(super) fn wait(&mut self) -> Result<()> {
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + TIMEOUT;
         while !self.qemu.has_ended()? {
             ensure!(Instant::now() < end, self.failure("QEMU does not end"));
             thread::sleep(NAP);
@@ -149,7 +149,7 @@ impl Qemu {
 
     fn connect(&mut self, channel: &str) -> Result<UnixStream> {
         let path = self.scratch.join(channel);
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + TIMEOUT;
         loop {
             match UnixStream::connect(&path) {
                 Ok(stream) => return Ok(stream),

@@ -19,7 +19,7 @@ const WINDOW: usize = 8;
 /// The time between two lines of the sender.
 const SLICE: Duration = Duration::from_millis(500);
 /// The longest wait for the peer to connect.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 const SEED: u64 = 14791;
 
 /// The part of an end.
@@ -136,7 +136,7 @@ fn send(
     slice.time = last_line.elapsed();
     say(slice.line())?;
     // An empty message says that this was all.
-    comm.send(region, 0..0, 0, PATIENCE)?;
+    comm.send(region, 0..0, 0, TIMEOUT)?;
     Ok(())
 }
 
@@ -144,7 +144,7 @@ fn receive(device: &Device, region: &MemoryRegion, settings: &Settings) -> Resul
     let listener = Listener::bind(device, settings)?;
     let handle = listener.handle();
     say(handle.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect::<String>())?;
-    let mut comm = listener.accept_within(PATIENCE)?;
+    let mut comm = listener.accept_within(TIMEOUT)?;
     let pattern = Pattern::new(SEED, 0, Flow::ToServer, SIZE);
     let mut under_way: VecDeque<Request> = VecDeque::new();
     let (mut posted, mut done, mut wrong) = (0, 0, 0);

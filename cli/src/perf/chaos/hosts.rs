@@ -13,7 +13,7 @@ pub(super) const LINKS: usize = 2;
 const ADDRESSES: [[&str; 2]; LINKS] =
     [["192.0.2.1", "192.0.2.2"], ["198.51.100.1", "198.51.100.2"]];
 /// The kernel takes up to a second to see a link.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Two namespaces. Dropping this value removes them.
 pub(super) struct Hosts {
@@ -37,7 +37,7 @@ impl Hosts {
         }
         let start = Instant::now();
         while !hosts.has_links()? {
-            if start.elapsed() > PATIENCE {
+            if start.elapsed() > TIMEOUT {
                 return Err(Failure::new("the links between the namespaces do not come up"));
             }
             thread::sleep(Duration::from_millis(10));

@@ -42,7 +42,9 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
                 break;
             }
             if !base.poll() {
-                return Ok(false);
+                // No attempt follows that would start it again.
+                let is_lost = base.gate == Gate::Closed && base.route.flushes.is_broken();
+                return if is_lost { Err(base.refuse()) } else { Ok(false) };
             }
         }
         Err(base.unsettled(token))

@@ -74,7 +74,7 @@ impl<N: Nic> Verbs<N> {
 
     /// Moves the queue pairs of a rail to RTS. The peer's queue pairs are in the same order.
     pub(crate) fn start_rail(&self, rail: usize, peer: &Peer) -> Result<(), Error> {
-        self.suits(&self.rails.ports[rail % RAILS_MAX], peer)?;
+        self.suits(self.port_of(rail), peer)?;
         let own = self.all_qps().filter(|qp| self.nic.rail_of(qp) == rail);
         for (index, (qp, &qpn)) in (0..).zip(own.zip(&peer.info.qpns)) {
             let index = (rail * QPS_MAX) as u32 + index;
@@ -106,10 +106,11 @@ impl<N: Nic> Verbs<N> {
         self.port = self.rails.ports[self.lead() % RAILS_MAX];
     }
 
-    /// The rails whose ports are up now.
-    pub(crate) fn rails_up(&self) -> RailSet {
+    /// The rails whose ports are up now. Those of the rails `in_use` also have the GID of the queue pairs.
+    pub(crate) fn rails_up(&self, in_use: RailSet) -> RailSet {
+        let works = |(rail, port)| !in_use.has(rail) || self.keeps_gid(rail, &port);
         let up = RailSet::first(self.rails.count).iter();
-        let up = up.filter(|rail| lead_rail(&self.nic, Some(*rail)).is_ok());
+        let up = up.filter(|rail| lead_rail(&self.nic, Some(*rail)).is_ok_and(works));
         up.collect()
     }
 
@@ -120,7 +121,7 @@ impl<N: Nic> Verbs<N> {
 
     /// The queue pairs and the port of a rail, for the peer.
     pub(crate) fn rail_info(&self, rail: usize) -> QpInfo {
-        let port = &self.rails.ports[rail % RAILS_MAX];
+        let port = self.port_of(rail);
         let own = self.all_qps().filter(|qp| self.nic.rail_of(qp) == rail);
         QpInfo {
             lid: port.lid,
@@ -136,7 +137,7 @@ impl<N: Nic> Verbs<N> {
 
     /// A preface that describes the queue pairs of a rail, without ECE.
     pub(crate) fn rail_preface(&self, rail: usize, fifo_depth: u16) -> Preface {
-        let port = if N::RAILS_MAX == 1 { &self.port } else { &self.rails.ports[rail % RAILS_MAX] };
+        let port = self.port_of(rail);
         Preface {
             fifo_depth,
             qp_count: self.qp_count(),
@@ -171,6 +172,10 @@ impl<N: Nic> Verbs<N> {
         let count = self.nic.rails().min(of_peer).min(fitting).max(1);
         self.rails.count = count;
         self.rails.standby = peer.standby.unwrap_or_default().and(RailSet::first(count));
+        let own = self.nic.rails();
+        if count < own {
+            info!("{}: {count} of {own} rails are used: the peer has no more", self.nic.name());
+        }
         let is_known = count == 1 || peer.standby.is_some();
         if !is_known && self.own_standby().is_some_and(|rails| !rails.is_empty()) {
             let name = self.nic.name();

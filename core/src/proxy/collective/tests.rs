@@ -10,7 +10,7 @@ fn n(n: u32) -> NonZeroU32 {
     NonZeroU32::new(n).unwrap()
 }
 
-fn all_reduce(algorithm: Algorithm, protocol: Protocol, bytes: u64) -> CollTransfer {
+fn all_reduce(algorithm: ProxyAlgorithm, protocol: Protocol, bytes: u64) -> CollTransfer {
     CollTransfer {
         collective: Collective::AllReduce,
         algorithm,
@@ -27,7 +27,7 @@ fn all_reduce(algorithm: Algorithm, protocol: Protocol, bytes: u64) -> CollTrans
 
 #[test]
 fn a_ring_moves_chunks_of_four_steps_in_slices_of_two() {
-    let steps = all_reduce(Algorithm::Ring, Protocol::Simple, 100 << 20).steps().unwrap();
+    let steps = all_reduce(ProxyAlgorithm::Ring, Protocol::Simple, 100 << 20).steps().unwrap();
     assert_eq!((steps.slice_steps, steps.chunk_steps), (2, 4));
     assert_eq!((steps.chunk_bytes, steps.slice_bytes), (4 * STEP, 2 * u64::from(STEP)));
     // A loop moves 2 channels × 4 ranks × 2 MiB and takes 2 × 3 steps of the ring, so there are 7
@@ -36,14 +36,14 @@ fn a_ring_moves_chunks_of_four_steps_in_slices_of_two() {
 
     let gather = CollTransfer {
         collective: Collective::AllGather,
-        ..all_reduce(Algorithm::Ring, Protocol::Simple, 100 << 20)
+        ..all_reduce(ProxyAlgorithm::Ring, Protocol::Simple, 100 << 20)
     };
     assert_eq!(gather.steps().unwrap().nsteps, 7 * 3 * 4);
 }
 
 #[test]
 fn a_broadcast_moves_one_step_at_a_time() {
-    let ring = all_reduce(Algorithm::Ring, Protocol::Simple, 3 << 20);
+    let ring = all_reduce(ProxyAlgorithm::Ring, Protocol::Simple, 3 << 20);
     let steps = CollTransfer { collective: Collective::Broadcast, ..ring }.steps().unwrap();
     assert_eq!((steps.slice_steps, steps.chunk_steps, steps.chunk_bytes), (1, 1, STEP));
     assert_eq!((steps.pattern, steps.nsteps), (Pattern::PipelineFrom, 3));
@@ -51,34 +51,35 @@ fn a_broadcast_moves_one_step_at_a_time() {
 
 #[test]
 fn flags_take_half_of_an_ll_chunk_and_a_sixteenth_of_an_ll128_chunk() {
-    let steps = all_reduce(Algorithm::Ring, Protocol::Ll, 100 << 20).steps().unwrap();
+    let steps = all_reduce(ProxyAlgorithm::Ring, Protocol::Ll, 100 << 20).steps().unwrap();
     assert_eq!((steps.slice_steps, steps.chunk_steps), (1, 1));
+    assert_eq!((steps.chunk_bytes, steps.payload_bytes), (STEP, STEP / 2));
     assert_eq!(steps.nsteps, (100_u64 << 20).div_ceil(8 * (256 << 10)) * 6);
-    let steps = all_reduce(Algorithm::Ring, Protocol::Ll128, 100 << 20).steps().unwrap();
+    let steps = all_reduce(ProxyAlgorithm::Ring, Protocol::Ll128, 100 << 20).steps().unwrap();
     assert_eq!(steps.nsteps, (100_u64 << 20).div_ceil(8 * (480 << 10)) * 6);
 }
 
 #[test]
 fn little_data_is_cut_smaller_the_deeper_its_way() {
     for (algorithm, protocol, bytes, chunk) in [
-        (Algorithm::Tree, Protocol::Simple, 1 << 30, STEP),
+        (ProxyAlgorithm::Tree, Protocol::Simple, 1 << 30, STEP),
         // The tree wants 16 chunks a channel: 32 × 512 KiB.
-        (Algorithm::Tree, Protocol::Simple, 16 << 20, STEP),
-        (Algorithm::Tree, Protocol::Simple, (16 << 20) - 1, STEP / 2),
-        (Algorithm::Tree, Protocol::Simple, 1 << 20, 64 << 10),
-        (Algorithm::Tree, Protocol::Simple, 1, 32 << 10),
-        (Algorithm::CollnetDirect, Protocol::Simple, 1 << 30, STEP),
-        (Algorithm::CollnetDirect, Protocol::Simple, (256 << 20) - 1, STEP / 2),
-        (Algorithm::CollnetDirect, Protocol::Simple, 4 << 20, 64 << 10),
-        (Algorithm::CollnetDirect, Protocol::Simple, 1, 32 << 10),
-        (Algorithm::CollnetChain, Protocol::Simple, 1 << 30, 256 << 10),
-        (Algorithm::CollnetChain, Protocol::Simple, (64 << 20) - 1, 128 << 10),
-        (Algorithm::CollnetChain, Protocol::Simple, 1, 32 << 10),
+        (ProxyAlgorithm::Tree, Protocol::Simple, 16 << 20, STEP),
+        (ProxyAlgorithm::Tree, Protocol::Simple, (16 << 20) - 1, STEP / 2),
+        (ProxyAlgorithm::Tree, Protocol::Simple, 1 << 20, 64 << 10),
+        (ProxyAlgorithm::Tree, Protocol::Simple, 1, 32 << 10),
+        (ProxyAlgorithm::CollnetDirect, Protocol::Simple, 1 << 30, STEP),
+        (ProxyAlgorithm::CollnetDirect, Protocol::Simple, (256 << 20) - 1, STEP / 2),
+        (ProxyAlgorithm::CollnetDirect, Protocol::Simple, 4 << 20, 64 << 10),
+        (ProxyAlgorithm::CollnetDirect, Protocol::Simple, 1, 32 << 10),
+        (ProxyAlgorithm::CollnetChain, Protocol::Simple, 1 << 30, 256 << 10),
+        (ProxyAlgorithm::CollnetChain, Protocol::Simple, (64 << 20) - 1, 128 << 10),
+        (ProxyAlgorithm::CollnetChain, Protocol::Simple, 1, 32 << 10),
         // The tree wants 64 × (1 + 1 + 0.2) / 2 = 70.4 chunks a channel.
-        (Algorithm::Tree, Protocol::Ll128, 71 << 20, STEP),
-        (Algorithm::Tree, Protocol::Ll128, 70 << 20, STEP / 2),
-        (Algorithm::Tree, Protocol::Ll128, 1, 32 << 10),
-        (Algorithm::Tree, Protocol::Ll, 1, STEP),
+        (ProxyAlgorithm::Tree, Protocol::Ll128, 71 << 20, STEP),
+        (ProxyAlgorithm::Tree, Protocol::Ll128, 70 << 20, STEP / 2),
+        (ProxyAlgorithm::Tree, Protocol::Ll128, 1, 32 << 10),
+        (ProxyAlgorithm::Tree, Protocol::Ll, 1, STEP),
     ] {
         let steps = all_reduce(algorithm, protocol, bytes).steps().unwrap();
         assert_eq!(steps.chunk_bytes, chunk, "{algorithm:?} {protocol:?} {bytes}");
@@ -88,10 +89,10 @@ fn little_data_is_cut_smaller_the_deeper_its_way() {
 #[test]
 fn what_nccl_does_not_do_has_no_steps() {
     for (collective, algorithm) in [
-        (Collective::AllGather, Algorithm::Tree),
-        (Collective::ReduceScatter, Algorithm::CollnetDirect),
-        (Collective::Broadcast, Algorithm::CollnetChain),
-        (Collective::Reduce, Algorithm::CollnetDirect),
+        (Collective::AllGather, ProxyAlgorithm::Tree),
+        (Collective::ReduceScatter, ProxyAlgorithm::CollnetDirect),
+        (Collective::Broadcast, ProxyAlgorithm::CollnetChain),
+        (Collective::Reduce, ProxyAlgorithm::CollnetDirect),
     ] {
         let transfer = all_reduce(algorithm, Protocol::Simple, 1);
         assert_eq!(CollTransfer { collective, ..transfer }.steps(), None);
@@ -111,16 +112,16 @@ fn chunk_by_division(transfer: &CollTransfer) -> u64 {
     };
     let (kib, d) = (|n: u64| n << 10, depth as f32);
     match transfer.algorithm {
-        Algorithm::Ring => 4 * step,
-        Algorithm::Tree => {
+        ProxyAlgorithm::Ring => 4 * step,
+        ProxyAlgorithm::Tree => {
             let chunk = halve(step, kib(128), 1, d * 8.0);
             halve(halve(chunk, kib(64), 1, d * 4.0), kib(32), 1, d)
         }
-        Algorithm::CollnetDirect => {
+        ProxyAlgorithm::CollnetDirect => {
             let chunk = halve(step, kib(128), nheads, d * 64.0);
             halve(halve(chunk, kib(64), nheads, d * 8.0), kib(32), nheads, d * 8.0)
         }
-        Algorithm::CollnetChain => {
+        ProxyAlgorithm::CollnetChain => {
             let chunk = halve(step.min(kib(256)), kib(128), 1, d * 64.0);
             halve(halve(chunk, kib(64), 1, d * 8.0), kib(32), 1, d)
         }
@@ -131,7 +132,7 @@ proptest! {
     #[test]
     fn chunks_are_those_of_nccl(
         algorithm in prop::sample::select(&[
-            Algorithm::Tree, Algorithm::Ring, Algorithm::CollnetDirect, Algorithm::CollnetChain,
+            ProxyAlgorithm::Tree, ProxyAlgorithm::Ring, ProxyAlgorithm::CollnetDirect, ProxyAlgorithm::CollnetChain,
         ]),
         // Single precision represents quotients up to 2^24 exactly.
         bytes in 0u64..1 << 36,
@@ -162,15 +163,11 @@ proptest! {
             step_bytes: n(step_bytes),
             nchannels: n(nchannels),
             nranks: n(nranks + 1),
-            ..all_reduce(Algorithm::Ring, protocol, bytes)
+            ..all_reduce(ProxyAlgorithm::Ring, protocol, bytes)
         };
         if let Some(steps) = transfer.steps() {
-            let payload = match protocol {
-                Protocol::Simple => steps.chunk_bytes,
-                Protocol::Ll => steps.chunk_bytes / 2,
-                Protocol::Ll128 => steps.chunk_bytes / 16 * 15,
-            };
-            let turn = u128::from(nchannels) * u128::from(nranks + 1) * u128::from(payload.max(1));
+            let payload = u128::from(steps.payload_bytes.max(1));
+            let turn = u128::from(nchannels) * u128::from(nranks + 1) * payload;
             let turns = u128::from(steps.nsteps / (2 * u64::from(nranks * steps.chunk_steps)));
             prop_assert!(turns * turn >= u128::from(bytes));
             prop_assert!(turns == 0 || (turns - 1) * turn < u128::from(bytes));

@@ -2,7 +2,7 @@
 //! `recvProxyProgress`).
 
 use super::{
-    Args, Connection, Engine, Event, OpStage, Probe, ProgressError, ProxySlice, Sub, Transport,
+    Args, Connection, Engine, OpStage, Probe, ProgressError, ProxyEvent, ProxySlice, Sub, Transport,
 };
 use crate::fifo::RECVS_MAX;
 use crate::math::STEPS;
@@ -188,7 +188,7 @@ impl Args {
             sub.counts[stage as usize] += slice;
         }
         for step in &steps {
-            probe.record(Event::Step { step: *step, stage });
+            probe.record(ProxyEvent::Step { step: *step, stage });
         }
         Ok(true)
     }
@@ -226,7 +226,7 @@ impl Args {
             let step = self.step(sub, stage, depth);
             if bring(transport, stage, core::slice::from_ref(&step))? {
                 self.subs[0].counts[stage as usize] += slice;
-                probe.record(Event::Step { step, stage });
+                probe.record(ProxyEvent::Step { step, stage });
                 moved = true;
             }
         }

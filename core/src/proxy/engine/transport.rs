@@ -65,7 +65,7 @@ pub struct ProxySlice {
 
 /// An event of the progress thread, for profiling (`ncclProxyProfileState`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Event {
+pub enum ProxyEvent {
     /// The thread goes to sleep.
     Sleep,
     /// Another thread has woken this one.
@@ -93,12 +93,12 @@ pub enum Event {
 /// Records the events of a progress thread.
 pub trait Probe {
     /// Records `event`, which happens now.
-    fn record(&mut self, event: Event);
+    fn record(&mut self, event: ProxyEvent);
 }
 
 /// A probe that records nothing.
 impl Probe for () {
-    fn record(&mut self, _: Event) {}
+    fn record(&mut self, _: ProxyEvent) {}
 }
 
 /// The transport can't continue.

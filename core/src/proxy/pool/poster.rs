@@ -39,7 +39,7 @@ struct Run {
 #[must_use]
 pub enum Appended {
     /// The poster keeps the operation and posts it together with later ones.
-    Kept,
+    Queued,
     /// The poster keeps the operation, and it has posted all operations before this `op_count`. If
     /// `wake` is set, the proxy may be asleep.
     Posted {
@@ -142,7 +142,7 @@ impl Poster {
         };
         self.chain = Some(chain);
         if chain.len < pool.per_rank() {
-            return Ok(Appended::Kept);
+            return Ok(Appended::Queued);
         }
         let Run { op_count, oldest } = chain.run;
         let Some((newest_before, len_before)) = chain.before_run else {

@@ -13,7 +13,7 @@ use crate::proxy::{BankSlot, Banks};
 /// The requests of one rank. A session can have one pending request for each connection. If a request
 /// had to wait behind others, the others could wait for it by way of the peer.
 #[derive(Debug)]
-pub struct Session<B> {
+pub struct ProxySession<B> {
     number: u32,
     inbox: Inbox<Request>,
     pending: Row<Pending, B>,
@@ -51,11 +51,11 @@ pub enum SessionEvent<Fd> {
     Stop,
 }
 
-impl<B: Banks<Option<Pending>>> Session<B> {
+impl<B: Banks<Option<Pending>>> ProxySession<B> {
     /// Creates a session. `number` must differ from the number of every other session; `banks` is the
     /// memory for pending requests.
     pub fn new(number: u32, banks: B) -> Self {
-        Session { number, inbox: Inbox::new(), pending: Row::new(banks), turn: 0 }
+        ProxySession { number, inbox: Inbox::new(), pending: Row::new(banks), turn: 0 }
     }
 
     /// Returns the buffer that the next bytes from the rank belong in. The buffer is never empty.
@@ -63,13 +63,13 @@ impl<B: Banks<Option<Pending>>> Session<B> {
         self.inbox.space()
     }
 
-    /// Returns the number of pending requests. One call of [`Session::progress`] for each of them asks
+    /// Returns the number of pending requests. One call of [`ProxySession::progress`] for each of them asks
     /// them all.
     pub fn pending(&self) -> u32 {
         self.pending.len()
     }
 
-    /// Tells the session that `n` bytes have arrived in [`Session::space`]. After an error the host
+    /// Tells the session that `n` bytes have arrived in [`ProxySession::space`]. After an error the host
     /// must end the session.
     pub fn filled<S: Setup>(
         &mut self,

@@ -33,14 +33,14 @@ impl<T: Default> Banks<T> for OneBank<T> {
 }
 
 type SmallCalls = Calls<u32, OneBank<Option<Expected<u32>>>>;
-type SmallSession = Session<OneBank<Option<Pending>>>;
+type SmallSession = ProxySession<OneBank<Option<Pending>>>;
 
 fn calls() -> SmallCalls {
     Calls::new(OneBank(None))
 }
 
 fn session(number: u32) -> SmallSession {
-    Session::new(number, OneBank(None))
+    ProxySession::new(number, OneBank(None))
 }
 
 /// Reverses the request's bytes after about as many questions as the first byte says; never if the byte

@@ -86,6 +86,11 @@ fn the_rank_with_another_operation_is_named_by_majority() {
     let two = two.map(RankState::View);
     assert_eq!(judged(&two).culprit, None);
     assert!(matches!(judged(&two).cause, RankCause::Mismatch { .. }));
+    // A root that has sent less than the others await is done.
+    let operation = "broadcast of 500 F32 from 0".try_into().unwrap();
+    states[3] = RankState::View(RankView { operation, entered: 17, ..outside(3) });
+    assert_eq!(judged(&states).culprit, Some(3));
+    assert!(matches!(judged(&states).cause, RankCause::Mismatch { .. }));
 }
 
 #[test]
@@ -104,6 +109,13 @@ fn the_network_is_at_fault_if_a_rank_has_sent_what_another_waits_for() {
 #[test]
 fn ranks_that_all_wait_in_the_same_operation_are_a_circle_and_others_are_not_stuck() {
     assert_eq!(judged(&ring()).cause, RankCause::Circle);
+    // Both ranks receive before they send.
+    let receives = |rank| {
+        let operation = "recv of 3 F64 from the other".try_into().unwrap();
+        RankState::View(RankView { is_collective: false, operation, ..inside(rank, 2) })
+    };
+    let text = judged(&[receives(0), receives(1)]).to_string();
+    assert!(text.starts_with("ranks wait for each other, one of them in recv of 3"), "{text}");
     let mut states = ring();
     states[0] = RankState::View(RankView { waits_for: None, ..inside(0, 4) });
     assert!(matches!(judged(&states).cause, RankCause::Busy(_)));

@@ -69,14 +69,14 @@ fn every_byte_has_the_headers_and_position_of_the_standard() {
 #[test]
 fn the_upper_three_bits_name_the_transport() {
     let transports = [
-        (0x0b, Transport::Rc),
-        (0x2b, Transport::Uc),
-        (0x4b, Transport::Rd),
-        (0x64, Transport::Ud),
-        (0x81, Transport::Cnp),
-        (0xab, Transport::Xrc),
-        (0xc0, Transport::Other(6)),
-        (0xff, Transport::Other(7)),
+        (0x0b, RoceTransport::Rc),
+        (0x2b, RoceTransport::Uc),
+        (0x4b, RoceTransport::Rd),
+        (0x64, RoceTransport::Ud),
+        (0x81, RoceTransport::Cnp),
+        (0xab, RoceTransport::Xrc),
+        (0xc0, RoceTransport::Other(6)),
+        (0xff, RoceTransport::Other(7)),
     ];
     for (code, transport) in transports {
         assert_eq!(Opcode(code).transport(), transport, "{code:#04x}");

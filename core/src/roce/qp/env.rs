@@ -18,7 +18,7 @@ pub trait Env {
         addr: u64,
         len: u32,
         need: Access,
-        side: Side,
+        side: QpSide,
     ) -> Result<Region, AccessFault>;
     /// Copies the payload of a packet to a place that [`Env::resolve`] has just returned.
     fn place(&mut self, to: Region, payload: &[u8]);
@@ -112,7 +112,7 @@ pub trait Env {
 
 /// The kind of key that a call uses: each region has two keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Side {
+pub enum QpSide {
     /// The lkey, taken from a work request of this host.
     Local,
     /// The rkey, received from the peer.

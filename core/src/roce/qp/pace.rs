@@ -48,6 +48,11 @@ impl Pacer {
         self.wait_until
     }
 
+    /// Forgets the pause, since nothing more leaves.
+    pub(super) fn stop(&mut self) {
+        self.wait_until = None;
+    }
+
     pub(super) fn handle_timeout(&mut self, now: u64) {
         self.wait_until.take_if(|until| *until <= now);
     }

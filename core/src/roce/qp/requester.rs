@@ -132,6 +132,11 @@ impl<const SQ: usize> Requester<SQ> {
         Some(QueueRing::<SendWqe, SQ>::slot(number))
     }
 
+    /// Takes back the last `count` requests, none of which has begun.
+    pub(super) fn withdraw(&mut self, count: u32) {
+        self.queue.withdraw(count);
+    }
+
     pub(super) fn deadline_ns(&self) -> Option<u64> {
         earlier(self.timer.deadline_ns(), self.pacer.deadline_ns())
     }
@@ -198,6 +203,7 @@ impl<const SQ: usize> Requester<SQ> {
     /// Completes all posted requests as flushed.
     pub(super) fn flush(&mut self, path: &Path, env: &mut impl Env) {
         self.timer.stop();
+        self.pacer.stop();
         if !path.is_reliable() {
             self.finish_sent(path, env);
         }

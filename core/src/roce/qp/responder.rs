@@ -12,7 +12,7 @@ use heapless::{HistoryBuf, Vec};
 
 use super::reorder::Reorder;
 use super::ring::QueueRing;
-use super::{Counters, Env, Fatal, MESSAGE_BYTES_MAX, Path, Queue, RD_ATOMIC_MAX, Side};
+use super::{Counters, Env, Fatal, MESSAGE_BYTES_MAX, Path, QpSide, Queue, RD_ATOMIC_MAX};
 use crate::nic::{Access, RecvWr, RtrAttr, Sge, WcOpcode, WcStatus};
 use crate::roce::{Headers, NakCode, Opcode, Packet, Position, Psn, Reth};
 pub(super) use answer::Answer;
@@ -413,7 +413,7 @@ fn check_memory(
     if len == 0 {
         return Ok(());
     }
-    env.resolve(rkey, va, len, need, Side::Remote).map(|_| ()).map_err(|_| NO_ACCESS)
+    env.resolve(rkey, va, len, need, QpSide::Remote).map(|_| ()).map_err(|_| NO_ACCESS)
 }
 
 fn place_write(va: u64, rkey: u32, payload: &[u8], env: &mut impl Env) -> Result<(), Refusal> {
@@ -421,7 +421,7 @@ fn place_write(va: u64, rkey: u32, payload: &[u8], env: &mut impl Env) -> Result
         return Ok(());
     }
     let len = payload.len() as u32;
-    let to = env.resolve(rkey, va, len, Access::REMOTE_WRITE, Side::Remote);
+    let to = env.resolve(rkey, va, len, Access::REMOTE_WRITE, QpSide::Remote);
     env.place(to.map_err(|_| NO_ACCESS)?, payload);
     Ok(())
 }

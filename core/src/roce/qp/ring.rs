@@ -63,6 +63,11 @@ impl<T: Copy + Default, const N: usize> QueueRing<T, N> {
         self.head = self.head.wrapping_add(1);
         Some(element)
     }
+
+    /// Takes back the last `count` elements, or all if there are fewer. Their numbers are given again.
+    pub(super) fn withdraw(&mut self, count: u32) {
+        self.tail = self.tail.wrapping_sub(count.min(self.len()));
+    }
 }
 
 #[cfg(test)]
@@ -76,17 +81,20 @@ mod tests {
         #[test]
         fn behaves_as_a_bounded_queue_whose_numbers_wrap(
             start: u32,
-            pushes in proptest::collection::vec(any::<bool>(), 0..200),
+            calls in proptest::collection::vec(0..5, 0..200),
         ) {
             let mut ring = QueueRing::<u32, 8> { head: start, tail: start, ..QueueRing::new() };
             let mut model = VecDeque::new();
-            for (i, push) in (0..).zip(pushes) {
-                if push {
+            for (i, call) in (0..).zip(calls) {
+                if call < 2 {
                     let number = ring.push(i);
                     prop_assert_eq!(number.is_some(), model.len() < 8);
                     model.extend(number.map(|number| (number, i)));
-                } else {
+                } else if call < 4 {
                     prop_assert_eq!(ring.pop(), model.pop_front().map(|(_, i)| i));
+                } else {
+                    ring.withdraw(i % 3);
+                    model.truncate(model.len().saturating_sub(i as usize % 3));
                 }
                 prop_assert_eq!(ring.len() as usize, model.len());
                 for &(number, i) in &model {

@@ -16,7 +16,7 @@ impl Env for Host {
         _: u64,
         _: u32,
         _: Access,
-        _: Side,
+        _: QpSide,
     ) -> Result<Region, AccessFault> {
         Err(AccessFault)
     }

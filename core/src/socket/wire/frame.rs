@@ -56,7 +56,7 @@ pub struct Frame {
 
 /// A frame that no working peer sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FrameError {
+pub enum SocketFrameError {
     /// The frame is not of the kind that this socket carries.
     Kind {
         /// First bytes of the frame.
@@ -106,55 +106,59 @@ impl Frame {
     }
 
     /// Decodes a frame that should have this kind and this sequence number.
-    pub fn parse(bytes: &[u8; FRAME_BYTES], kind: FrameKind, seq: u32) -> Result<Self, FrameError> {
+    pub fn parse(
+        bytes: &[u8; FRAME_BYTES],
+        kind: FrameKind,
+        seq: u32,
+    ) -> Result<Self, SocketFrameError> {
         let b: FrameBytes = transmute!(*bytes);
         if b.kind != kind.bytes() {
-            return Err(FrameError::Kind { got: b.kind, seq });
+            return Err(SocketFrameError::Kind { got: b.kind, seq });
         }
         if b.seq.get() != seq {
-            return Err(FrameError::Seq { got: b.seq.get(), want: seq });
+            return Err(SocketFrameError::Seq { got: b.seq.get(), want: seq });
         }
         if b.len.get() > i32::MAX as u32 {
-            return Err(FrameError::Len(b.len.get()));
+            return Err(SocketFrameError::Len(b.len.get()));
         }
         Ok(Frame { kind, seq, len: b.len.get(), tag: b.tag.get() })
     }
 
     /// Decodes a message frame of either kind that should have this sequence number.
-    pub fn parse_message(bytes: &[u8; FRAME_BYTES], seq: u32) -> Result<Self, FrameError> {
+    pub fn parse_message(bytes: &[u8; FRAME_BYTES], seq: u32) -> Result<Self, SocketFrameError> {
         let to_fit = bytes.starts_with(&FrameKind::MessageToFit.bytes());
         let kind = if to_fit { FrameKind::MessageToFit } else { FrameKind::Message };
         Frame::parse(bytes, kind, seq)
     }
 }
 
-impl fmt::Display for FrameError {
+impl fmt::Display for SocketFrameError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            FrameError::Kind { got, seq } => {
+            SocketFrameError::Kind { got, seq } => {
                 write!(f, "the peer's frame {seq} begins with {got:02x?}, which is none")
             }
-            FrameError::Seq { got, want } => {
+            SocketFrameError::Seq { got, want } => {
                 write!(f, "the peer's frame {want} says that it is number {got}")
             }
-            FrameError::Len(len) => write!(
+            SocketFrameError::Len(len) => write!(
                 f,
                 "the peer's frame speaks of {len} bytes, more than a message may have ({})",
                 i32::MAX
             ),
-            FrameError::Ahead { len, waiting } => write!(
+            SocketFrameError::Ahead { len, waiting } => write!(
                 f,
                 "the peer sent {len} bytes without a buffer posted for them, where {waiting} wait \
                  for theirs already ({AHEAD_BYTES} in {AHEAD_MESSAGES} messages may)"
             ),
-            FrameError::Buffers => {
+            SocketFrameError::Buffers => {
                 f.write_str("the peer posted more buffers than it may at a time")
             }
         }
     }
 }
 
-impl core::error::Error for FrameError {}
+impl core::error::Error for SocketFrameError {}
 
 #[cfg(test)]
 mod tests {
@@ -191,10 +195,10 @@ mod tests {
             let got = kind.bytes();
             prop_assert_eq!(
                 Frame::parse(&bytes, other_kind, seq),
-                Err(FrameError::Kind { got, seq })
+                Err(SocketFrameError::Kind { got, seq })
             );
             if other != seq {
-                let error = FrameError::Seq { got: seq, want: other };
+                let error = SocketFrameError::Seq { got: seq, want: other };
                 prop_assert_eq!(Frame::parse(&bytes, kind, other), Err(error));
             }
         }
@@ -208,7 +212,7 @@ mod tests {
                 Ok(frame) => prop_assert_eq!(frame.len, len),
                 Err(error) => {
                     prop_assert!(len > i32::MAX as u32);
-                    prop_assert_eq!(error, FrameError::Len(len));
+                    prop_assert_eq!(error, SocketFrameError::Len(len));
                 }
             }
         }

@@ -39,7 +39,7 @@ const SHARES_VIEWS: u32 = 1;
 /// The first bytes on each socket. The connector sends a hello on each socket. Once all sockets have
 /// arrived, the acceptor answers with a hello on the control socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Hello {
+pub struct SocketHello {
     /// Number of the socket in its connection: 0 is control, 1 is main, then come the lanes.
     pub index: u16,
     /// Number of sockets of the connection.
@@ -71,7 +71,7 @@ pub enum HelloError {
     },
 }
 
-impl Hello {
+impl SocketHello {
     /// Encodes the hello.
     pub fn to_bytes(&self) -> [u8; HELLO_BYTES] {
         transmute!(HelloBytes {
@@ -95,7 +95,7 @@ impl Hello {
         }
         let shares_views = b.features.get() & SHARES_VIEWS != 0;
         let (session, device) = (b.session.get(), decode(&b.device));
-        Ok(Hello { index, sockets, session, device, shares_views })
+        Ok(SocketHello { index, sockets, session, device, shares_views })
     }
 }
 
@@ -136,15 +136,15 @@ mod tests {
             index: u16, sockets in 2u16..=66, session: u64, device in "[!-~]{0,64}", shares_views: bool,
         ) {
             let device = device.as_str().try_into().unwrap();
-            let sent = Hello { index: index % sockets, sockets, session, device, shares_views };
-            prop_assert_eq!(Hello::parse(&sent.to_bytes()), Ok(sent));
+            let sent = SocketHello { index: index % sockets, sockets, session, device, shares_views };
+            prop_assert_eq!(SocketHello::parse(&sent.to_bytes()), Ok(sent));
         }
 
         #[test]
         fn only_numbers_that_can_be_are_taken(
             bytes in any::<[[u8; 16]; 5]>().prop_map(|b| -> [u8; HELLO_BYTES] { transmute!(b) }),
         ) {
-            if let Ok(hello) = Hello::parse(&bytes) {
+            if let Ok(hello) = SocketHello::parse(&bytes) {
                 prop_assert!(hello.index < hello.sockets && (2..=66).contains(&hello.sockets));
             }
         }

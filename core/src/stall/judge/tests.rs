@@ -26,8 +26,9 @@ const SEND: Wait = Wait::Send { tag: 7, len: 99 };
 
 /// The verdict, which must be the same at both ends.
 fn both(sender: EndView, receiver: EndView) -> Option<Verdict> {
-    let at_sender = judge(Role::Sender, &sender, &Contact::View(receiver));
-    let at_receiver = judge(Role::Receiver, &receiver, &Contact::View(sender));
+    let at_sender = judge(Role::Sender, &sender, &Contact::View(receiver), OwnNetwork::default());
+    let at_receiver =
+        judge(Role::Receiver, &receiver, &Contact::View(sender), OwnNetwork::default());
     assert_eq!(at_sender, at_receiver);
     at_sender
 }
@@ -52,7 +53,8 @@ fn a_receiver_without_a_receive_is_named_with_its_process_and_its_last_call() {
     assert_eq!(
         verdict.to_string(),
         "the receiver (pid 22 on b) has posted no receive for 12.3 s, and the sender (pid 11 on a) \
-         waits to send 99 bytes with tag 0x7; its program's last call was 15.0 s ago"
+         waits to send 99 bytes with tag 0x7; its program's last call was 15.0 s ago; look at that \
+         program's stack (gdb -p 22, py-spy dump -p 22)"
     );
 }
 
@@ -169,24 +171,42 @@ fn a_peer_that_does_not_answer_is_stopped_or_its_host_is_gone() {
     let [sender, receiver] = ends();
     let (own, process) = (waiting(sender, SEND), receiver.process);
     let cause = |host_answers| {
-        let contact = Contact::Silent { process, host_answers };
-        let verdict = judge(Role::Sender, &own, &contact).unwrap();
+        let contact = Contact::Silent(process);
+        let verdict =
+            judge(Role::Sender, &own, &contact, OwnNetwork::of_host(host_answers)).unwrap();
         assert!(verdict.to_string().contains("the receiver (pid 22 on b)"), "{verdict}");
         verdict.cause
     };
     let end = Role::Receiver;
     assert_eq!(cause(Some(true)), Cause::Stopped { end });
     assert_eq!(cause(Some(false)), Cause::HostGone { end });
-    assert_eq!(cause(None), Cause::Silent { end });
-    let contact = Contact::Silent { process, host_answers: None };
-    assert_eq!(judge(Role::Sender, &sender, &contact), None, "it waits for nothing");
+    assert_eq!(cause(None), Cause::NoReceiveSeen, "the TCP connection is lost, and no more");
+    let judged = judge(Role::Sender, &sender, &Contact::Silent(process), OwnNetwork::default());
+    assert_eq!(judged, None, "it waits for nothing");
+}
+
+#[test]
+fn an_end_whose_own_port_is_down_or_that_recovers_does_not_blame_its_peer() {
+    let [sender, receiver] = ends();
+    let (own, process) = (waiting(receiver, Wait::Test), sender.process);
+    let (contact, silent) = (Contact::Silent(process), OwnNetwork::of_host(Some(false)));
+    let down = OwnNetwork { port_trouble: Some("the port is down"), ..silent };
+    let verdict = judge(Role::Receiver, &own, &contact, down).unwrap();
+    assert_eq!(
+        verdict.to_string(),
+        "the port of the receiver (pid 22 on b) has a fault, and nothing moves for 12.3 s: the port \
+         is down; look at its interface (ip link) and its cable"
+    );
+    let recovers = EndView { is_recovering: true, ..own };
+    let verdict = judge(Role::Receiver, &recovers, &contact, silent).unwrap();
+    assert_eq!(verdict.cause, Cause::Recovery);
 }
 
 #[test]
 fn one_end_alone_says_what_it_sees_and_that_it_sees_one_side() {
     let [sender, receiver] = ends();
     let one = |role, view: EndView| -> (Cause, String) {
-        let verdict = judge(role, &view, &Contact::None).unwrap();
+        let verdict = judge(role, &view, &Contact::None, OwnNetwork::default()).unwrap();
         (verdict.cause, verdict.to_string())
     };
     let (cause, text) = one(Role::Sender, waiting(sender, SEND));
@@ -198,7 +218,22 @@ fn one_end_alone_says_what_it_sees_and_that_it_sees_one_side() {
     assert_eq!(one(Role::Sender, other).0, Cause::OtherTag { sent: 8, posted: 7 });
     let posted = EndView { begun: 5, ..waiting(receiver, Wait::Test) };
     assert_eq!(one(Role::Receiver, posted).0, Cause::NothingArrives);
-    assert_eq!(judge(Role::Receiver, &receiver, &Contact::None), None);
+    assert_eq!(judge(Role::Receiver, &receiver, &Contact::None, OwnNetwork::default()), None);
+}
+
+#[test]
+fn a_verdict_on_the_network_says_which_port_and_which_rails_of_this_end_are_down() {
+    let [sender, receiver] = ends();
+    let own = OwnNetwork {
+        port_trouble: Some("the port is down"),
+        rails_down: 0b1010,
+        ..OwnNetwork::default()
+    };
+    let recovers = EndView { is_recovering: true, ..waiting(sender, Wait::Test) };
+    let verdict = Verdict { own, ..both(recovers, receiver).unwrap() };
+    let text = verdict.to_string();
+    let end = "; this end's port has a fault: the port is down; rail 1 is down; rail 3 is down";
+    assert!(text.ends_with(end), "{text}");
 }
 
 #[test]
@@ -215,18 +250,28 @@ fn every_verdict_names_both_ends_and_the_time() {
         Cause::Network { to, count },
         Cause::TcpNetwork { count },
         Cause::Recovery,
+        Cause::Port { end, trouble: "the port is down" },
         Cause::Stopped { end },
         Cause::HostGone { end },
-        Cause::Silent { end },
         Cause::NoReceiveSeen,
         Cause::NothingArrives,
         Cause::NotAcknowledged { count },
     ];
     let processes = [sender.process, receiver.process];
     for cause in causes {
-        let verdict = Verdict { cause, processes, still_ms: 12_345, call_ms: 1, wait: SEND };
+        let own = OwnNetwork::default();
+        let verdict = Verdict { cause, processes, still_ms: 12_345, call_ms: 1, wait: SEND, own };
         let text = format!("{verdict}");
         assert!(text.contains("12.3 s"), "{text}");
         assert!(text.contains("pid 22 on b") || text.contains("pid 11 on a"), "{text}");
+        let is_about_a_program = matches!(
+            cause,
+            Cause::NoReceive
+                | Cause::NotTested { .. }
+                | Cause::NotSent { .. }
+                | Cause::NoCalls { .. }
+                | Cause::HostGone { .. }
+        );
+        assert!(!is_about_a_program || text.contains("; look at "), "{text}");
     }
 }

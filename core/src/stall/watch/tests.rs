@@ -48,7 +48,8 @@ impl Pair {
                 if let Some((view, asks)) = self.watches[at].to_send(self.now_ns) {
                     self.watches[1 - at].heard(view, asks);
                 }
-                let warning = self.watches[at].warning(self.now_ns, || Some(true));
+                let warning =
+                    self.watches[at].warning(self.now_ns, || OwnNetwork::of_host(Some(true)));
                 self.warnings.extend(warning.map(|verdict| (self.now_ns, role, verdict)));
             }
         }
@@ -145,6 +146,22 @@ fn a_watch_that_is_off_says_nothing_and_still_answers() {
     pair.run(2 * LIMIT_NS, SEND);
     assert!(pair.warnings.iter().all(|(_, role, _)| *role == Role::Sender));
     assert_eq!(pair.warnings[0].2.cause, Cause::NoReceive);
+}
+
+#[test]
+fn a_rank_over_tcp_counts_its_stalls_and_leaves_the_verdict_to_the_ranks() {
+    let mut pair = Pair::new(true);
+    for watch in &mut pair.watches {
+        (watch.settings.is_judged_above, watch.moves_in_calls) = (true, true);
+    }
+    for stall in 1..=2 {
+        pair.counts[0] = Counts { begun: stall, done: stall - 1, ..Counts::default() };
+        pair.run(pair.now_ns + 3 * LIMIT_NS, Wait::None);
+        assert_eq!(pair.watches[0].stalls(), stall);
+        let still_ms = pair.watches[0].view(pair.now_ns).still_ms;
+        assert!(u64::from(still_ms) * MS > 2 * LIMIT_NS, "{still_ms} ms");
+    }
+    assert!(pair.warnings.is_empty() && pair.watches[0].verdict().is_none());
 }
 
 #[test]

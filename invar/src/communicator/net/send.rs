@@ -71,9 +71,10 @@ impl NetSend {
     }
 
     /// Returns the memory of the next free slot, for `len` bytes. Returns `None` if no slot is free
-    /// yet. Until the slot is published, repeated calls return the same slot.
+    /// yet. Fill and publish the slot of the last call: once messages have left, a call may return another
+    /// slot than the call before.
     ///
-    /// Until then nobody else accesses the slot. The memory lives as long as this end.
+    /// Nobody else accesses the slot before it is published. The memory lives as long as this end.
     ///
     /// # Errors
     /// Fails if `len` exceeds the size of a slot, or if the link has ended.
@@ -84,7 +85,7 @@ impl NetSend {
             return Err(Kind::Usage(text).into());
         }
         if self.is_full() || len > SHORT_BYTES {
-            self.has_delivered()?;
+            self.finish_sent()?;
         }
         if self.is_full() {
             return Ok(None);
@@ -158,16 +159,19 @@ impl NetSend {
         Ok(self.published == if self.moves_in_calls { self.done } else { self.started })
     }
 
-    /// Sends the data that can be sent. Returns whether the peer has all published messages; over TCP,
-    /// whether the kernel has them. This end may be dropped then.
+    /// Sends the data that can be sent. Returns whether the peer's host has all published messages. This end
+    /// may be dropped then.
     ///
     /// # Errors
     /// Fails if the link has ended.
     pub fn has_delivered(&mut self) -> Result<bool, Error> {
-        if self.done < self.published {
-            self.advance(true)?;
-        }
-        Ok(self.done == self.published)
+        self.finish_sent()?;
+        Ok(self.done == self.published && self.end.is_settled())
+    }
+
+    /// Finishes the messages that have left.
+    fn finish_sent(&mut self) -> Result<(), Error> {
+        if self.done < self.published { self.advance(true) } else { Ok(()) }
     }
 
     /// Arms what ends a wait until messages have left or a slot is free, if there are messages.

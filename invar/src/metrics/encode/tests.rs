@@ -31,7 +31,8 @@ fn record(role: Role, peer: &str) -> Record {
 fn process(pid: u32, records: Vec<Record>) -> Recorded {
     let header = Header { process: Process::new(pid, "a"), unix_offset_ns: 0 };
     let records = records.into_iter().enumerate().collect();
-    Recorded { header, is_alive: true, records, damaged: 0 }
+    let path = format!("/tmp/invar-1/{pid}.rec").into();
+    Recorded { path, header, is_alive: true, records, damaged: 0 }
 }
 
 #[test]
@@ -42,8 +43,8 @@ fn each_open_connection_and_each_device_has_its_numbers() {
     closed.nic.sent_packets = 3;
     let records = vec![record(Role::Sender, "10.0.0.2"), record(Role::Receiver, "a\"b"), closed];
     let text = encode(vec![process(7, records)]);
-    let sender = r#"{pid="7",connection="0",role="sender",device="soft0",peer="10.0.0.2"}"#;
-    let receiver = r#"{pid="7",connection="1",role="receiver",device="soft0",peer="a\"b"}"#;
+    let sender = r#"{pid="7",recorder="/tmp/invar-1/7.rec",connection="0",role="sender",device="soft0",peer="10.0.0.2"}"#;
+    let receiver = r#"{pid="7",recorder="/tmp/invar-1/7.rec",connection="1",role="receiver",device="soft0",peer="a\"b"}"#;
     for line in [
         "# TYPE invar_sent_bytes counter".to_owned(),
         "# UNIT invar_sent_bytes bytes".to_owned(),
@@ -55,9 +56,9 @@ fn each_open_connection_and_each_device_has_its_numbers() {
         format!("invar_still_seconds{receiver} 1.5"),
         format!("invar_stalls_total{sender} 3"),
         format!("invar_send_latency_seconds_count{sender} 1"),
-        // A device keeps the numbers of connections that are closed.
-        r#"invar_device_sent_bytes_total{pid="7",device="soft0"} 6000"#.to_owned(),
-        r#"invar_device_rnr_total{pid="7",device="soft0"} 4"#.to_owned(),
+        // The connection that has closed has looked last at its device.
+        r#"invar_device_sent_bytes_total{pid="7",recorder="/tmp/invar-1/7.rec",device="soft0"} 6000"#.to_owned(),
+        r#"invar_device_rnr_total{pid="7",recorder="/tmp/invar-1/7.rec",device="soft0"} 4"#.to_owned(),
         "# EOF".to_owned(),
     ] {
         assert!(text.lines().any(|of| of == line), "no {line} in\n{text}");
@@ -69,6 +70,32 @@ fn each_open_connection_and_each_device_has_its_numbers() {
         (bytes_of("invar_sent_bytes_total"), bytes_of("invar_received_bytes_total")),
         (1, 1)
     );
+}
+
+#[test]
+fn processes_of_one_number_have_series_of_their_own() {
+    let one = process(7, vec![record(Role::Sender, "10.0.0.2")]);
+    let other = Recorded { path: "/tmp/invar-1/7-1.rec".into(), ..one.clone() };
+    let text = encode(vec![one, other]);
+    let series: Vec<_> = text.lines().filter_map(|line| line.rsplit_once(' ')).collect();
+    let names: BTreeSet<_> = series.iter().map(|(name, _)| name).collect();
+    assert_eq!(names.len(), series.len(), "{text}");
+}
+
+#[test]
+fn a_device_that_is_opened_again_counts_anew_and_one_without_connections_is_not_shown() {
+    let mut before = record(Role::Sender, "10.0.0.2");
+    before.nic.sent_packets = 90;
+    before.look(before.view, 8);
+    before.closed(8);
+    assert!(!encode(vec![process(7, vec![before.clone()])]).contains("invar_device"));
+    let mut again = Record::new(Role::Sender, 1, "both ends", before.view, 20);
+    again.name("soft0", "10.0.0.2");
+    again.nic.sent_packets = 4;
+    let text = encode(vec![process(7, vec![before, again])]);
+    let packets = "invar_device_sent_packets_total{";
+    let values: Vec<_> = text.lines().filter(|line| line.starts_with(packets)).collect();
+    assert!(matches!(values[..], [line] if line.ends_with(" 4")), "{values:?}");
 }
 
 #[test]

@@ -21,7 +21,8 @@ impl Settings {
     }
 
     /// Sets the device over which a communicator reaches ranks that share no memory with it. The name
-    /// is the one in `invar devices`. By default a communicator uses every RDMA device with a link.
+    /// is as [`Device::open`](crate::Device::open) takes it: one of `invar devices`, or several of
+    /// them as in `mlx5_0+mlx5_1`. By default a communicator uses every RDMA device with a link.
     /// Without RDMA devices it uses the software NIC, or TCP, on the interface towards the rendezvous.
     #[must_use]
     pub fn communicator_nic(mut self, name: &str) -> Self {
@@ -43,22 +44,28 @@ impl Settings {
         self.with("INVAR_COLL_TIMEOUT_MS", milliseconds(timeout))
     }
 
-    /// Sets the number of operations that a progress thread takes at a time
-    /// (`NCCL_PROXY_APPEND_BATCH_SIZE`).
+    /// Sets the word that lets ranks of a launcher's job in, the same at all ranks (`INVAR_COLL_SECRET`).
+    #[must_use]
+    pub fn coll_secret(self, word: &str) -> Self {
+        self.with("INVAR_COLL_SECRET", word)
+    }
+
+    /// Sets the number of operations that a proxy's progress thread takes over at a time
+    /// (`NCCL_PROXY_APPEND_BATCH_SIZE`), for a program that follows [`Settings::append_batch`].
     #[must_use]
     pub fn proxy_batch(self, operations: usize) -> Self {
         self.with("NCCL_PROXY_APPEND_BATCH_SIZE", operations)
     }
 
-    /// Sets the number of rounds of progress between two looks for new operations
-    /// (`NCCL_PROGRESS_APPENDOP_FREQ`).
+    /// Sets the number of rounds between two looks of a proxy's progress thread for new operations
+    /// (`NCCL_PROGRESS_APPENDOP_FREQ`), for a program that follows [`Settings::append_every`].
     #[must_use]
     pub fn proxy_rounds(self, rounds: usize) -> Self {
         self.with("NCCL_PROGRESS_APPENDOP_FREQ", rounds)
     }
 
-    /// Sets the file into which each rank writes a trace of its proxy (`INVAR_PROXY_TRACE`), an
-    /// absolute path; `%r` stands for the rank.
+    /// Sets the file into which each rank writes a trace of its links (`INVAR_PROXY_TRACE`), an absolute
+    /// path; `%r` stands for the rank. A program with a proxy follows [`Settings::trace_file`].
     #[must_use]
     pub fn proxy_trace(self, file: &Path) -> Self {
         self.with("INVAR_PROXY_TRACE", file.display())

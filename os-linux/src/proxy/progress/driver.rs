@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
 use std::thread;
 use std::time::Duration;
 
-use invar_core::proxy::{Event, Head, Probe, Transport};
+use invar_core::proxy::{Head, Probe, ProxyEvent, Transport};
 
 use super::ProgressFailure;
 use super::mailbox::Mailbox;
@@ -88,6 +88,16 @@ pub(super) struct Shared<T: Transport<Error: Debug>, P> {
     asleep: AtomicBool,
 }
 
+/// Closes the list of posted operations when the thread ends, even by a panic: no rank waits for operations that
+/// nobody moves.
+struct Closing<'a>(&'a Head);
+
+impl Drop for Closing<'_> {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
 impl<T: Transport<Error: Debug>, P: Probe> Shared<T, P> {
     pub(super) fn new(mover: Mover<T, P>) -> Self {
         Shared {
@@ -101,6 +111,7 @@ impl<T: Transport<Error: Debug>, P: Probe> Shared<T, P> {
 
     /// Runs the thread's loop until all operations have ended.
     pub(super) fn run(&self) {
+        let _closing = Closing(self.posted());
         let mut naps_left = 0;
         while self.failure.get().is_none() {
             if self.driven.swap(false, SeqCst) {
@@ -120,8 +131,6 @@ impl<T: Transport<Error: Debug>, P: Probe> Shared<T, P> {
                 Round::Ended => break,
             }
         }
-        // Closing the list keeps ranks from waiting for operations that nobody moves.
-        self.posted().close();
     }
 
     /// Makes a round with the lock's guard; `None` means that an earlier holder panicked.
@@ -141,7 +150,7 @@ impl<T: Transport<Error: Debug>, P: Probe> Shared<T, P> {
 
     /// Sleeps until a rank posts, a caller makes a round, or the thread is to stop.
     fn sleep(&self) {
-        self.record(Event::Sleep);
+        self.record(ProxyEvent::Sleep);
         self.asleep.store(true, SeqCst);
         let posted = self.posted();
         while posted.is_empty()
@@ -152,10 +161,10 @@ impl<T: Transport<Error: Debug>, P: Probe> Shared<T, P> {
             futex::wait_while_empty(posted, TICK);
         }
         self.asleep.store(false, SeqCst);
-        self.record(Event::Wakeup);
+        self.record(ProxyEvent::Wakeup);
     }
 
-    fn record(&self, event: Event) {
+    fn record(&self, event: ProxyEvent) {
         if let Ok(mut mover) = self.mover.lock() {
             mover.probe.record(event);
         }

@@ -15,7 +15,7 @@ use crate::proxy::bound::Bound;
 use crate::proxy::{SharedOps, futex};
 
 /// Maximum time to wait until the thread reclaims cells, which takes it a round or two.
-const RECLAIM_WITHIN: Duration = Duration::from_secs(1);
+const RECLAIM_WITHIN: Duration = Duration::from_secs(10);
 const RECLAIM_NAP: Duration = Duration::from_micros(50);
 
 /// Tells a progress thread about connections. Clones tell the same thread.

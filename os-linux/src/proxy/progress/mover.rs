@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use invar_core::proxy::{CloseError, ConnectionId, Engine, Event, Pace, Probe, Taker, Transport};
+use invar_core::proxy::{
+    CloseError, ConnectionId, Engine, Pace, Probe, ProxyEvent, Taker, Transport,
+};
 
 use super::mailbox::Mailbox;
 use super::{HeapEngine, ProgressFailure, ProgressSettings};
@@ -74,13 +76,17 @@ where
         if !(look || due) {
             return Ok(Round::Moved);
         }
-        // The check comes before `take`: operations posted before the close are then taken.
+        // Both come before `take`: operations posted before the list or their connection was closed are then
+        // taken.
         let closed = self.mailbox.shared.pool().posted().is_closed();
-        if taken + self.take()? > 0 {
+        self.obey()?;
+        let taken = taken + self.take()?;
+        // Ranks that post without end must not keep a cell of one that is gone.
+        self.reclaim()?;
+        if taken > 0 {
             return Ok(Round::Moved);
         }
-        self.reclaim()?;
-        self.close_unused()?;
+        self.close_unused();
         Ok(match (self.engine.is_idle(), closed) {
             (true, true) => Round::Ended,
             (true, false) => Round::Idle,
@@ -101,7 +107,7 @@ where
         if !taker.has_more() && pool.posted().is_empty() {
             return Ok(0);
         }
-        probe.record(Event::Append);
+        probe.record(ProxyEvent::Append);
         let mut failed = Ok(());
         let taken = taker.take(pool, *batch, |rank, op| {
             // The rank learns of its connection after this thread, so a command for it already waits.
@@ -115,17 +121,20 @@ where
         for rank in (0..pool.nranks()).filter(|rank| taken.wake_ranks & 1 << rank != 0) {
             pool.free(rank).into_iter().for_each(futex::wake);
         }
-        probe.record(Event::AppendEnd { ops: taken.ops });
+        probe.record(ProxyEvent::AppendEnd { ops: taken.ops });
         Ok(taken.ops)
     }
 
     /// Reclaims the cells of ranks that are gone.
     fn reclaim(&mut self) -> Result<(), ProgressFailure<T::Error>> {
-        let Mover { mailbox, taker, .. } = self;
-        let gone = mailbox.reclaim.load(Ordering::Acquire);
+        let gone = self.mailbox.reclaim.load(Ordering::Acquire);
         if gone == 0 {
             return Ok(());
         }
+        while self.taker.has_more() {
+            self.take()?;
+        }
+        let Mover { mailbox, taker, .. } = self;
         let pool = mailbox.shared.pool();
         for rank in (0..u64::BITS).filter(|rank| gone & 1 << rank != 0) {
             if taker.reclaim(pool, rank).map_err(ProgressFailure::Take)? {
@@ -136,11 +145,15 @@ where
         Ok(())
     }
 
-    /// Closes connections that wait for their close and are unused. At this point the mover has taken
-    /// all posted operations.
-    fn close_unused(&mut self) -> Result<(), ProgressFailure<T::Error>> {
-        let Mover { mailbox, engine, closing, transport, .. } = self;
-        mailbox.obey(engine, closing).map_err(ProgressFailure::Open)?;
+    fn obey(&mut self) -> Result<(), ProgressFailure<T::Error>> {
+        let Mover { mailbox, engine, closing, .. } = self;
+        mailbox.obey(engine, closing).map_err(ProgressFailure::Open)
+    }
+
+    /// Closes connections that wait for their close and are unused. The mover has taken all operations that
+    /// were posted before they were told to close.
+    fn close_unused(&mut self) {
+        let Mover { engine, closing, transport, .. } = self;
         // Later connections share the buffers of earlier ones, so the loop closes them first.
         closing.sort_unstable();
         let mut left = closing.len();
@@ -150,6 +163,5 @@ where
             }
             left = at;
         }
-        Ok(())
     }
 }

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use invar_core::conn::Stream;
 use invar_core::rendezvous::{
-    Header, Kind, NOBODY, RankState, RankView, SEALED_BYTES_MAX, judge_ranks,
+    NOBODY, RankState, RankView, RendezvousHeader, RendezvousKind, SEALED_BYTES_MAX, judge_ranks,
 };
 
 use super::{Meeting, Rank};
@@ -51,7 +51,7 @@ impl Meeting {
         let Some(asked) = self.stuck.asked else {
             if !is_within(self.stuck.told, ASK_EVERY) {
                 self.stuck.asked = Some(Instant::now());
-                self.tell(Header::new(Kind::Ask, 0), &[]);
+                self.tell(RendezvousHeader::new(RendezvousKind::Ask, 0), &[]);
             }
             return;
         };
@@ -68,7 +68,7 @@ impl Meeting {
         let culprit = verdict.culprit.unwrap_or(NOBODY);
         let body =
             [&waiting.still_ms.to_le_bytes()[..], &culprit.to_le_bytes(), text.as_bytes()].concat();
-        self.tell(Header::new(Kind::Verdict, body.len()), &body);
+        self.tell(RendezvousHeader::new(RendezvousKind::Verdict, body.len()), &body);
     }
 
     /// What is known about a rank, if all ranks were asked at `asked`.

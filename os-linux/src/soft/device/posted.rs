@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use invar_core::nic::{Access, Atomic, RecvWr, Sge, Wc, WcStatus};
 use invar_core::roce::NakCode;
-use invar_core::roce::qp::{AccessFault, Destination, Env, Payload, Queue, Region, Side};
+use invar_core::roce::qp::{AccessFault, Destination, Env, Payload, QpSide, Queue, Region};
 
 use super::completion::CompletionQueue;
 use super::datagram::Receivers;
@@ -68,12 +68,12 @@ impl Env for QpEnv<'_, '_> {
         addr: u64,
         len: u32,
         need: Access,
-        side: Side,
+        side: QpSide,
     ) -> Result<Region, AccessFault> {
         let Posted { pd, qpn, .. } = *self.posted;
         let DeviceEnv { regions, windows, .. } = &*self.device;
         match regions.resolve((pd, side), key, addr, len, need) {
-            Err(AccessFault) if side == Side::Remote => {
+            Err(AccessFault) if side == QpSide::Remote => {
                 windows.resolve(regions, (pd, qpn), key, (addr, len), need)
             }
             resolved => resolved,
@@ -219,7 +219,7 @@ impl Posted {
         sge: &Sge,
         need: Access,
     ) -> Result<Region, AccessFault> {
-        regions.resolve((self.pd, Side::Local), sge.lkey, sge.addr, sge.length, need)
+        regions.resolve((self.pd, QpSide::Local), sge.lkey, sge.addr, sge.length, need)
     }
 
     /// Returns the room for inline data that is being posted.

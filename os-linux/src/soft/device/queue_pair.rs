@@ -1,5 +1,6 @@
 //! A queue pair of the device: the engine, and the device's knowledge of the peer.
 
+use std::collections::VecDeque;
 use std::num::NonZeroU32;
 
 use invar_core::nic::{
@@ -14,6 +15,7 @@ use invar_core::roce::qp::{
 
 use super::datagram::{DatagramPaths, Receivers};
 use super::lists::Lists;
+use super::notice::{AsyncEvent, Subject};
 use super::path::Path;
 use super::posted::{DeviceEnv, Inline, Posted, QpEnv};
 use super::window::LocalWork;
@@ -126,6 +128,37 @@ fn keep<T: Clone>(list: &mut Vec<Option<T>>, slot: u16, value: T) {
 }
 
 impl QueuePair {
+    /// Runs after every call on the engine: [looks after](Self::look_after) the queue pair, and lists it for
+    /// [`Device::transmit`](super::Device::transmit).
+    #[inline]
+    pub(super) fn follow_up(
+        &mut self,
+        qpn: u32,
+        env: &mut DeviceEnv<'_>,
+        ready: &mut VecDeque<u32>,
+    ) {
+        self.look_after(qpn, env);
+        if !self.listed {
+            self.listed = true;
+            ready.push_back(qpn);
+        }
+    }
+
+    /// Moves the queue pair to ERR if its completion queue overflowed, and tells of its last receive.
+    #[inline]
+    pub(super) fn look_after(&mut self, qpn: u32, env: &mut DeviceEnv<'_>) {
+        if self.posted.overrun(env.cqs) && self.state() != QpState::Err {
+            // This transition exists from every state.
+            let moved = self.modify(&QpTransition::Err, env);
+            debug_assert_eq!(moved, Ok(()));
+            env.notices.push((Subject::Qp(qpn), AsyncEvent::QpFatal));
+        }
+        if self.posted.srq.is_some() && !self.posted.told_last && self.state() == QpState::Err {
+            self.posted.told_last = true;
+            env.notices.push((Subject::Qp(qpn), AsyncEvent::LastWqeReached));
+        }
+    }
+
     /// Makes a queue pair. One for datagrams has their paths.
     pub(super) fn new(
         qpn: u32,
@@ -204,6 +237,10 @@ impl QueuePair {
 
     pub(super) fn send_room(&self) -> u32 {
         engine!(&self.engine, qp => qp.send_room())
+    }
+
+    pub(super) fn withdraw_sends(&mut self, count: u32) {
+        engine!(&mut self.engine, qp => qp.withdraw_sends(count));
     }
 
     #[inline]

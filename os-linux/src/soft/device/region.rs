@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use invar_core::nic::{Access, Atomic, Memory};
-use invar_core::roce::qp::{AccessFault, Region, Side};
+use invar_core::roce::qp::{AccessFault, QpSide, Region};
 
 use super::table::Table;
 use crate::memory::HostMemory;
@@ -74,12 +74,13 @@ impl Regions {
 
     /// Whether a queue pair of domain `pd` may use a region, for its own work or for its peer's.
     #[inline]
-    fn permits(&self, pd: u32, key: u32, region: &MemoryRegion, side: Side) -> bool {
+    fn permits(&self, pd: u32, key: u32, region: &MemoryRegion, side: QpSide) -> bool {
         if region.pd == pd {
             return true;
         }
         let Some(connection) = self.connections.get(&pd) else { return false };
-        region.pd == connection.parent && (side == Side::Local || connection.granted.contains(&key))
+        region.pd == connection.parent
+            && (side == QpSide::Local || connection.granted.contains(&key))
     }
 
     /// Finds the bytes that a key and an address mean to a queue pair of domain `pd`. The check is exact
@@ -87,7 +88,7 @@ impl Regions {
     #[inline]
     pub(super) fn resolve(
         &self,
-        (pd, side): (u32, Side),
+        (pd, side): (u32, QpSide),
         key: u32,
         addr: u64,
         len: u32,

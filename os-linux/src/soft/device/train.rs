@@ -68,7 +68,7 @@ impl<'a> Datagram<'a> {
         (memory, offset, len): (&'a HostMemory, usize, usize),
         back: &'a [u8],
     ) -> Option<Self> {
-        let payload = memory.gather(offset, len).ok()?;
+        let payload = memory.gather(offset..offset.checked_add(len)?).ok()?;
         Some(Datagram { front, payload: Some((memory, offset, payload)), back })
     }
 

@@ -11,7 +11,7 @@
 use heapless::Vec;
 
 use invar_core::roce::qp::{LONG_MTU_BYTES_MAX, Payload, Region, Transmit};
-use invar_core::roce::{HEADERS_BYTES_MAX, Ipv4Id, Opcode, Transport};
+use invar_core::roce::{HEADERS_BYTES_MAX, Ipv4Id, Opcode, RoceTransport};
 
 use super::path::Path;
 use super::posted::{DeviceEnv, Posted};
@@ -71,7 +71,7 @@ struct Laid {
 
 /// Whether the memory of a packet must stay unchanged until an acknowledge comes.
 fn keeps_memory(opcode: Opcode) -> bool {
-    opcode.transport() == Transport::Rc && !opcode.is_response()
+    opcode.transport() == RoceTransport::Rc && !opcode.is_response()
 }
 
 /// The sink has no room.
@@ -363,6 +363,8 @@ impl Device {
             if turn == 0 || added.is_err() || deferred {
                 qp.listed = posted.is_some();
                 qp.follow_up(qpn, &mut env, ready);
+            } else {
+                qp.look_after(qpn, &mut env);
             }
             timers.arm(qpn, qp.deadline_ns(), &mut qp.armed_ns);
             added?;

@@ -2,6 +2,7 @@
 //! NIC.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 
 use invar_core::nic::{MemoryKeys, QpState};
@@ -109,7 +110,11 @@ impl Cq {
 
 impl Drop for Cq {
     fn drop(&mut self) {
-        self.nic.port().lock().destroy_cq(self.number);
+        let port = self.nic.port();
+        let mut moving = port.lock();
+        moving.destroy_cq(self.number);
+        // Otherwise the thread goes on waking for a queue that was armed.
+        port.awaited.store(moving.device.is_awaited(), Ordering::Relaxed);
     }
 }
 

@@ -245,6 +245,11 @@ impl Posting<'_> {
         self.device.send_room(self.qpn)
     }
 
+    /// Takes back the last `count` sends, which were posted by this value.
+    pub fn withdraw_sends(&mut self, count: u32) {
+        self.device.withdraw_sends(self.qpn, count);
+    }
+
     /// Names the receiver of the datagram that is posted next; see [`Device::set_receiver`].
     pub fn to(&mut self, receiver: &Receiver) -> Result<(), NicError> {
         self.device.set_receiver(self.qpn, receiver)

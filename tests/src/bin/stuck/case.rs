@@ -47,9 +47,11 @@ struct Case {
     kind: Kind,
     fault: &'static str,
     act: Act,
-    /// What a line of each process must contain. `PID0` stands for the number of process 0, and so on, and `|`
-    /// parts alternatives.
+    /// The text that a line of each process must contain. `PID0` stands for the number of process 0, and so on,
+    /// `OWN` and `PEER` for the end of the process and for the other one, and `|` parts alternatives.
     said: &'static [&'static str],
+    /// Whether both ends must say the same, but for the times.
+    is_alike: bool,
     /// Whether the fault is one that no process must report.
     is_none: bool,
 }
@@ -60,11 +62,12 @@ const fn case(
     fault: &'static str,
     said: &'static [&'static str],
 ) -> Case {
-    Case { name, kind, fault, act: Act::Nothing, said, is_none: false }
+    let is_alike = matches!(kind, Kind::Ends(_));
+    Case { name, kind, fault, act: Act::Nothing, said, is_alike, is_none: false }
 }
 
 const fn acted(name: &'static str, kind: Kind, act: Act, said: &'static [&'static str]) -> Case {
-    Case { name, kind, fault: "none", act, said, is_none: false }
+    Case { name, kind, fault: "none", act, said, is_alike: false, is_none: false }
 }
 
 const NIC_ENDS: Kind = Kind::Ends("soft");
@@ -77,7 +80,7 @@ const STOPPED: &[&str] = &["pid PID2 on ", "does not answer"];
 const ROOTS: &[&str] = &[RANK, "from rank 1, but rank", "from rank 2"];
 /// These faults are mostly errors at once, since messages of other lengths meet.
 const UNEQUAL: &[&str] = &[
-    "error: |rank 2 (pid PID2 on ",
+    "error: rank 1|error: rank 2|error: rank 3|rank 2 (pid PID2 on ",
     "all ranks make the same calls|all ranks must make the same calls",
 ];
 /// Packets go to an address that nobody has.
@@ -137,19 +140,30 @@ const CASES: &[Case] = &[
         Act::Stop(0),
         &["the sender (pid PID0 on ", "it is stopped"],
     ),
-    acted("UDP lost towards the receiver", NIC_ENDS, Act::Ip(0, LOSE_UDP), &["the network from "]),
-    acted("UDP lost towards the sender", NIC_ENDS, Act::Ip(1, LOSE_UDP), &["the network from "]),
+    acted(
+        "UDP lost towards the receiver",
+        NIC_ENDS,
+        Act::Ip(0, LOSE_UDP),
+        &["the network from the sender"],
+    ),
+    acted(
+        "UDP lost towards the sender",
+        NIC_ENDS,
+        Act::Ip(1, LOSE_UDP),
+        &["the network from the receiver"],
+    ),
     acted(
         "all lost towards the receiver",
         NIC_ENDS,
         Act::Ip(0, LOSE_ALL[0]),
-        &["the host of |the network from the sender"],
+        &["the host of PEER|the network from the sender"],
     ),
     acted(
         "port down at the receiver",
         NIC_ENDS,
         Act::Ip(1, &["link set v0 down"]),
-        &["the host of "],
+        // The end of a veth pair whose other end is down has no carrier.
+        &["the port of OWN|the host of the receiver (pid PID1 on "],
     ),
     case(
         "a receive is never posted, TCP",
@@ -192,7 +206,7 @@ const CASES: &[Case] = &[
         "all lost towards the receiver, TCP",
         TCP_ENDS,
         Act::Ip(0, LOSE_ALL[0]),
-        &["the host of |the network from the sender"],
+        &["the host of PEER|the network from the sender"],
     ),
     Case { is_none: true, ..case("a slow receiver, TCP", TCP_ENDS, "slow receiver", &[]) },
     Case { is_none: true, ..case("a slow receiver", NIC_ENDS, "slow receiver", &[]) },
@@ -335,28 +349,42 @@ fn listen(
     stopped: Option<usize>,
     began: Instant,
 ) -> Outcome {
-    let expand = |part: &&str| {
+    let expand = |part: &str| {
         let with_pid = |text: String, (at, pid): (usize, &u32)| {
             text.replace(&format!("PID{at}"), &pid.to_string())
         };
-        pids.iter().enumerate().fold((*part).to_owned(), with_pid)
+        pids.iter().enumerate().fold(part.to_owned(), with_pid)
     };
-    let parts: Vec<String> = case.said.iter().map(expand).collect();
+    let ends = ["the sender (pid PID0 on ", "the receiver (pid PID1 on "];
+    let parts = |at: usize| -> Vec<String> {
+        let of_end = |part: &&str| match case.kind {
+            Kind::Ends(_) => part.replace("OWN", ends[at]).replace("PEER", ends[1 - at]),
+            _ => (*part).to_owned(),
+        };
+        case.said.iter().map(of_end).map(|part| expand(&part)).collect()
+    };
     // A process may enter its last good operation after the fault has begun.
     let deadline = began + STALL + WITHIN;
     let mut is_done: Vec<bool> = (0..pids.len()).map(|at| stopped == Some(at)).collect();
     let (mut last, mut wrong) = (String::new(), None);
+    let mut sentences = Vec::new();
     while !is_done.iter().all(|done| *done) {
         let left = deadline.saturating_duration_since(Instant::now());
         let Ok((at, line)) = said.recv_timeout(left) else { break };
         let has = |part: &String| part.split('|').any(|part| line.contains(part));
-        let is_right = parts.iter().all(has);
+        let is_right = parts(at).iter().all(has);
         if case.is_none || !is_right && is_verdict(&line) {
             wrong.get_or_insert(line);
         } else if is_right {
+            if !is_done[at] {
+                sentences.push(without_times(&line));
+            }
             is_done[at] = true;
             last = line;
         }
+    }
+    if case.is_alike && sentences.windows(2).any(|two| two[0] != two[1]) {
+        wrong.get_or_insert(format!("two sentences: {}", sentences.join(" | ")));
     }
     let all = is_done.iter().all(|done| *done) || case.is_none;
     let text = wrong.clone().unwrap_or(last);
@@ -366,6 +394,14 @@ fn listen(
         after: began.elapsed(),
         said: if text.is_empty() { "nothing".to_owned() } else { text },
     }
+}
+
+/// The sentence of a verdict: what follows the names of the ends, with `T` for each time.
+fn without_times(line: &str) -> String {
+    let sentence = line.rsplit_once(": the ").map_or(line, |(_, sentence)| sentence);
+    let is_time = |word: &str| word.parse::<f64>().is_ok() && word.contains('.');
+    let words = sentence.split(' ').map(|word| if is_time(word) { "T" } else { word });
+    words.collect::<Vec<_>>().join(" ")
 }
 
 /// Whether a line blames somebody.

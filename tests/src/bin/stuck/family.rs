@@ -10,7 +10,7 @@ use log::{LevelFilter, Log, Metadata, Record};
 /// The hosts' addresses.
 pub(crate) const ADDRESSES: [&str; 2] = invar_testkit::namespaces::IPV4;
 /// The time limit for each step.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 struct Stderr;
 
@@ -65,7 +65,7 @@ pub(crate) fn read_when_there(path: &Path) -> Vec<u8> {
 pub(crate) fn is_there(path: &Path) -> bool {
     let start = Instant::now();
     while !exists(path) {
-        if start.elapsed() > PATIENCE {
+        if start.elapsed() > TIMEOUT {
             return false;
         }
         thread::sleep(Duration::from_millis(5));

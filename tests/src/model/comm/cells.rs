@@ -26,6 +26,7 @@ impl<N: Nic> Cells<N> {
     pub(super) fn new(nic: &N, pd: &N::Pd, count: usize, message_bytes_max: usize) -> Self {
         let stride = (2 * GUARD + 8 + message_bytes_max).next_multiple_of(8);
         let buffer = Buffer::new(nic, pd, count * stride);
+        buffer.write(0, &vec![UNTOUCHED; count * stride]);
         Cells { buffer, stride, free: (0..count).collect() }
     }
 
@@ -34,11 +35,26 @@ impl<N: Nic> Cells<N> {
     }
 
     pub(super) fn take(&mut self, shift: usize) -> Cell {
-        Cell { index: self.free.pop().expect("asked before"), shift: shift % 8 }
+        let index = self.free.pop().expect("asked before");
+        self.check_free(index);
+        Cell { index, shift: shift % 8 }
     }
 
+    /// Gives a cell back. From now on nobody may write it, and what it had is gone.
     pub(super) fn give(&mut self, cell: Cell) {
+        self.buffer.write(cell.index * self.stride, &vec![UNTOUCHED; self.stride]);
         self.free.push(cell.index);
+    }
+
+    /// Checks that nobody has written to a cell since it was given back.
+    pub(super) fn check_all_free(&self) {
+        self.free.iter().for_each(|index| self.check_free(*index));
+    }
+
+    fn check_free(&self, index: usize) {
+        let found = self.buffer.read(index * self.stride, self.stride);
+        let at = found.iter().position(|byte| *byte != UNTOUCHED);
+        assert_eq!(at, None, "a byte of a buffer that was given back was written");
     }
 
     pub(super) fn buffer(&self) -> &Buffer<N> {
@@ -52,11 +68,6 @@ impl<N: Nic> Cells<N> {
     /// Writes a message into the cell.
     pub(super) fn fill(&self, cell: &Cell, message: u64, len: u32) {
         self.buffer.write(self.start(cell), &pattern(message as usize, len as usize));
-    }
-
-    /// Restores the cell to its untouched state.
-    pub(super) fn clear(&self, cell: &Cell) {
-        self.buffer.write(cell.index * self.stride, &vec![UNTOUCHED; self.stride]);
     }
 
     /// Checks that the message is in the cell and that no other byte was written.

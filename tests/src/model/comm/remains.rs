@@ -1,10 +1,10 @@
 //! The remains of a connection after one of its ends has failed.
 
-use invar_core::comm::{RecvComm, SendComm};
+use invar_core::comm::{RecvComm, Request, SendComm};
 use invar_core::nic::Nic;
 
+use super::Traffic;
 use super::cells::Cells;
-use super::{Receiving, Sending, Traffic};
 use crate::pipe::Pipe;
 
 /// The end that has not failed, if there is one. Its peer has closed, as an application closes a failed
@@ -25,8 +25,8 @@ pub enum End {
 }
 
 enum Open<N: Nic> {
-    Send(Box<SendComm<N, Pipe>>, Vec<Sending>),
-    Recv(Box<RecvComm<N, Pipe>>, Vec<Receiving>),
+    Send(Box<SendComm<N, Pipe>>, Vec<Request>),
+    Recv(Box<RecvComm<N, Pipe>>, Vec<Request>),
 }
 
 impl<N: Nic> Traffic<N> {
@@ -36,10 +36,15 @@ impl<N: Nic> Traffic<N> {
     /// Panics if no end has failed.
     pub fn abandon(self) -> Remains<N> {
         let mut duo = self.duo;
+        let sends = self.sends.into_iter().map(|sending| sending.request);
+        let recvs = self.recvs.into_iter().map(|recv| recv.request);
+        let flushes = self.flushes.into_iter().map(|flush| flush.request);
         let end = match (duo.send.check_peer(0), duo.recv.check_peer(0)) {
             (Err(_), Err(_)) => None,
-            (Err(_), Ok(())) => Some(Open::Recv(Box::new(duo.recv), self.recvs)),
-            (Ok(()), Err(_)) => Some(Open::Send(Box::new(duo.send), self.sends)),
+            (Err(_), Ok(())) => {
+                Some(Open::Recv(Box::new(duo.recv), recvs.chain(flushes).collect()))
+            }
+            (Ok(()), Err(_)) => Some(Open::Send(Box::new(duo.send), sends.collect())),
             (Ok(()), Ok(())) => panic!("a comm gave an error that no end remembers"),
         };
         Remains { end, _cells: [self.source, self.room] }
@@ -61,12 +66,12 @@ impl<N: Nic> Remains<N> {
         match &mut self.end {
             Some(Open::Send(comm, sends)) if !sends.is_empty() => {
                 let is_noticed = comm.check_peer(now_ns).is_err();
-                sends.retain(|sending| !is_noticed || comm.test(&sending.request) == Ok(None));
+                sends.retain(|request| !is_noticed || comm.test(request) == Ok(None));
                 sends.is_empty()
             }
             Some(Open::Recv(comm, recvs)) if !recvs.is_empty() => {
                 let is_noticed = comm.check_peer(now_ns).is_err();
-                recvs.retain(|recv| !is_noticed || comm.test(&recv.request) == Ok(None));
+                recvs.retain(|request| !is_noticed || comm.test(request) == Ok(None));
                 recvs.is_empty()
             }
             _ => true,

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use invar_core::nic::{Access, Atomic, RecvWr, Wc, WcStatus};
-use invar_core::roce::qp::{AccessFault, Destination, Env, Payload, Queue, Region, Side};
+use invar_core::roce::qp::{AccessFault, Destination, Env, Payload, QpSide, Queue, Region};
 
 /// A registered region. Its lkey and rkey are equal.
 #[derive(Clone, Debug)]
@@ -76,7 +76,7 @@ impl Env for Host {
         addr: u64,
         len: u32,
         need: Access,
-        _: Side,
+        _: QpSide,
     ) -> Result<Region, AccessFault> {
         assert_ne!(len, 0, "nothing to resolve");
         let index = self.regions.iter().position(|memory| memory.key == key);

@@ -33,7 +33,12 @@ impl Wires {
         }
     }
 
-    pub(super) fn queue(&mut self, seq: usize, index: usize, chunk: invar_core::socket::Chunk) {
+    pub(super) fn queue(
+        &mut self,
+        seq: usize,
+        index: usize,
+        chunk: invar_core::socket::SocketChunk,
+    ) {
         let (offset, left) = (chunk.offset as usize, chunk.len as usize);
         self.chunks[usize::from(chunk.lane)].push_back(Chunk { seq, index, offset, left });
     }

@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 
 use invar::communicator::Links;
 use invar::communicator::net::{NetSettings, Network};
-use invar::raw::{End, Keeper, Kept, On};
+use invar::raw::{End, Keeper, KeeperEnd, On};
 use invar::{Device, Settings};
 use invar_core::coll::{Order, Schedule};
 use invar_core::conn::{CommSettings, Wire};
@@ -21,7 +21,7 @@ use crate::sim::scenario::{self, OUTAGE_NS, RECOVERY_NS};
 use crate::sim::terrain;
 
 /// Without a fault, no operation takes longer than this.
-const PATIENCE_NS: u64 = 20_000_000_000;
+const TIMEOUT_NS: u64 = 20_000_000_000;
 /// The time for all retries of a broken link's requests, and of those that are posted later.
 const BROKEN_NS: u64 = 5_000_000_000;
 /// Each keeper looks about once in this time.
@@ -198,8 +198,8 @@ impl<'s> History<'s> {
             };
             let send = On::with_clock(duo.send, &nics[f], clock());
             let recv = On::with_clock(duo.recv, &nics[t], clock());
-            let send = Box::new(Kept::new(send, &self.keepers[f].0));
-            let recv = Box::new(Kept::new(recv, &self.keepers[t].0));
+            let send = Box::new(KeeperEnd::new(send, &self.keepers[f].0));
+            let recv = Box::new(KeeperEnd::new(recv, &self.keepers[t].0));
             let qpns = [send.ends().qpn, recv.ends().qpn];
             self.connections.push(Connection { ranks: [from, to], qpns });
             let (links, network) = &mut ranks[f];
@@ -242,8 +242,8 @@ impl<'s> History<'s> {
             idle = if moved { 0 } else { idle + 1 };
             self.world.advance(pause_ns);
             let deadline_ns = match &self.blame {
-                Some((_, known_ns)) => known_ns + PATIENCE_NS,
-                None => started_ns + PATIENCE_NS,
+                Some((_, known_ns)) => known_ns + TIMEOUT_NS,
+                None => started_ns + TIMEOUT_NS,
             };
             assert!(self.world.now_ns() < deadline_ns, "somebody waits without end");
         }

@@ -35,7 +35,7 @@ fn append(poster: &mut Poster, memory: &Memory, futex: &Futex, op_count: u64, pe
     loop {
         match poster.append(memory.pool(), &op(op_count, peer)).unwrap() {
             Appended::NoRoom => thread::yield_now(),
-            Appended::Kept => return,
+            Appended::Queued => return,
             Appended::Posted { wake } => {
                 if wake {
                     futex.wake();

@@ -57,7 +57,7 @@ proptest! {
                     let cells = rank.kept.len() + rank.posted.len();
                     match posters[r].append(pool, &op(rank.op_count, number)) {
                         Ok(Appended::NoRoom) => prop_assert_eq!(cells, per_rank),
-                        Ok(Appended::Kept) => {
+                        Ok(Appended::Queued) => {
                             rank.kept.push_back((rank.op_count, number));
                             prop_assert!(rank.kept.len() < per_rank);
                         }
@@ -119,7 +119,7 @@ fn a_rank_may_wait_for_a_cell_only_until_one_is_given_back() {
     let memory = Memory::new(1, 2);
     let pool = memory.pool();
     let (mut poster, mut taker) = (Poster::new(0), Taker::default());
-    assert_eq!(poster.append(pool, &op(1, 0)), Ok(Appended::Kept));
+    assert_eq!(poster.append(pool, &op(1, 0)), Ok(Appended::Queued));
     assert_eq!(poster.append(pool, &op(2, 1)), Ok(Appended::Posted { wake: true }));
     assert_eq!(poster.append(pool, &op(3, 2)), Ok(Appended::NoRoom));
     assert!(pool.free(0).unwrap().is_empty());
@@ -133,9 +133,9 @@ fn a_closed_pool_gives_out_what_it_has_and_takes_nothing_in() {
     let memory = Memory::new(1, 4);
     let pool = memory.pool();
     let (mut poster, mut taker) = (Poster::new(0), Taker::default());
-    assert_eq!(poster.append(pool, &op(1, 0)), Ok(Appended::Kept));
+    assert_eq!(poster.append(pool, &op(1, 0)), Ok(Appended::Queued));
     assert_eq!(poster.post(pool), Ok(true));
-    assert_eq!(poster.append(pool, &op(1, 1)), Ok(Appended::Kept));
+    assert_eq!(poster.append(pool, &op(1, 1)), Ok(Appended::Queued));
     pool.posted().close();
     assert_eq!(poster.post(pool), Err(PostError::Closed { rank: 0 }));
     assert!(pool.posted().is_closed() && !pool.posted().is_empty());
@@ -149,8 +149,8 @@ fn memory_that_somebody_else_wrote_gives_an_error() {
     let take = |pool: OpPool<'_>| Taker::default().take(pool, 16, |_, _| Ok::<_, ()>(()));
     let posted = |memory: &Memory| {
         let mut poster = Poster::new(1);
-        assert_eq!(poster.append(memory.pool(), &op(1, 0)), Ok(Appended::Kept));
-        assert_eq!(poster.append(memory.pool(), &op(1, 0)), Ok(Appended::Kept));
+        assert_eq!(poster.append(memory.pool(), &op(1, 0)), Ok(Appended::Queued));
+        assert_eq!(poster.append(memory.pool(), &op(1, 0)), Ok(Appended::Queued));
         poster.post(memory.pool()).unwrap();
     };
     // Rank 1 has cells 4 to 7, and posts cells 4 and 5.
@@ -174,7 +174,7 @@ fn memory_that_somebody_else_wrote_gives_an_error() {
     let memory = Memory::new(2, 4);
     memory.cells[0].set_next(Link::to(6));
     let mut poster = Poster::new(0);
-    assert_eq!(poster.append(memory.pool(), &op(1, 0)), Ok(Appended::Kept));
+    assert_eq!(poster.append(memory.pool(), &op(1, 0)), Ok(Appended::Queued));
     let error = poster.append(memory.pool(), &op(1, 0)).unwrap_err();
     assert_eq!(error, PostError::Corrupt { rank: 0, index: 6 });
     let mut stranger = Poster::new(2);

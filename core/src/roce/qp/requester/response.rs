@@ -3,7 +3,7 @@
 use super::{Requester, SendWqe};
 use crate::nic::{Access, SendFlags, Wc, WcStatus};
 use crate::roce::qp::ring::QueueRing;
-use crate::roce::qp::{Counters, Env, Fatal, Path, Queue, Side};
+use crate::roce::qp::{Counters, Env, Fatal, Path, QpSide, Queue};
 use crate::roce::{AtomicAckEth, Foreign, NakCode, Opcode, Packet, Psn, Syndrome};
 
 impl<const SQ: usize> Requester<SQ> {
@@ -267,7 +267,7 @@ impl<const SQ: usize> Requester<SQ> {
         } else if len > 0 {
             let sge = &wqe.wr.sge;
             let addr = sge.addr.wrapping_add(u64::from(offset));
-            let to = env.resolve(sge.lkey, addr, len, Access::LOCAL_WRITE, Side::Local);
+            let to = env.resolve(sge.lkey, addr, len, Access::LOCAL_WRITE, QpSide::Local);
             env.place(to.map_err(|_| WcStatus::LOC_PROT_ERR)?, data);
         }
         let done = index + 1 == wqe.packets;

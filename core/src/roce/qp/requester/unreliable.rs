@@ -48,7 +48,8 @@ impl<const SQ: usize> Requester<SQ> {
 
     /// Completes the requests before the cursor.
     pub(super) fn finish_sent(&mut self, path: &Path, env: &mut impl Env) {
-        while self.queue.head() != self.cursor && self.queue.len() > 0 {
+        // A request that failed or was flushed leaves the head behind the cursor.
+        while self.cursor.wrapping_sub(self.queue.head()) as i32 > 0 && self.queue.len() > 0 {
             self.finish_front(path, env);
         }
         self.oldest = match self.queue.front() {

@@ -1,7 +1,7 @@
 //! Work requests on the send queue, and how they are cut into packets.
 
 use crate::nic::{Access, Atomic, LocalOp, SendFlags, SendOpcode, SendWr, Sge, WcOpcode, WcStatus};
-use crate::roce::qp::{Destination, Env, Path, Payload, Side, Transmit};
+use crate::roce::qp::{Destination, Env, Path, Payload, QpSide, Transmit};
 use crate::roce::{AtomicEth, Deth, Foreign, Ieth, ImmDt, Opcode, Psn, Reth};
 
 /// Maximum length of one READ request in packets. A longer READ becomes several requests, cut at
@@ -251,7 +251,7 @@ impl SendWqe {
             return env.gather(slot, offset, len, run).ok();
         }
         let addr = addr.wrapping_add(u64::from(offset));
-        let region = env.resolve(lkey, addr, run * len, Access::empty(), Side::Local).ok()?;
+        let region = env.resolve(lkey, addr, run * len, Access::empty(), QpSide::Local).ok()?;
         Some(Payload::Memory { region, len })
     }
 }

@@ -6,7 +6,7 @@
 
 use super::Responder;
 use crate::nic::Access;
-use crate::roce::qp::{Counters, Env, Fatal, Path, Payload, Side, Transmit};
+use crate::roce::qp::{Counters, Env, Fatal, Path, Payload, QpSide, Transmit};
 use crate::roce::{Aeth, AtomicAckEth, Foreign, NakCode, Opcode, Psn, Reth, Syndrome};
 
 /// The acknowledge or NAK to send.
@@ -136,19 +136,22 @@ impl<const RQ: usize> Responder<RQ> {
         counters: &mut Counters,
         env: &mut impl Env,
     ) -> Result<Option<Transmit>, Fatal> {
-        if let Some(reply) = self.replies.first_mut() {
-            let psn = reply.psn;
+        while let Some(reply) = self.replies.first_mut() {
+            let (psn, is_repeated) = (reply.psn, reply.repeated);
             let response = reply.next_response(path, env);
-            if response.is_none() {
-                // The memory is gone. rxe refuses a repeated READ in this way too.
+            if response.is_none() && !is_repeated {
+                // The memory is gone.
                 self.replies.clear();
                 self.answer = Answer::Refuse { psn, code: NakCode::RemoteAccessError };
                 return Err(Fatal);
             }
-            if reply.left == 0 {
+            // The first answer may have told the requester that it may take the memory of a repeated READ away.
+            if response.is_none() || reply.left == 0 {
                 self.replies.remove(0);
             }
-            return Ok(response);
+            if response.is_some() {
+                return Ok(response);
+            }
         }
         let mut answer = core::mem::take(&mut self.answer);
         if answer == Answer::None
@@ -211,7 +214,7 @@ impl Reply {
             Payload::None
         } else {
             let need = Access::REMOTE_READ;
-            let region = env.resolve(rkey, va, len, need, Side::Remote).ok()?;
+            let region = env.resolve(rkey, va, len, need, QpSide::Remote).ok()?;
             Payload::Memory { region, len }
         };
         let opcode = match (self.begun, len == self.left) {

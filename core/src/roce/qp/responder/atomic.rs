@@ -2,7 +2,7 @@
 
 use super::{Answered, INVALID, NO_ACCESS, Refusal, Reply, Responder};
 use crate::nic::{Access, Atomic};
-use crate::roce::qp::{Env, Path, RD_ATOMIC_MAX, Side};
+use crate::roce::qp::{Env, Path, QpSide, RD_ATOMIC_MAX};
 use crate::roce::{AtomicEth, Foreign, Headers, Opcode, Psn};
 
 impl<const RQ: usize> Responder<RQ> {
@@ -23,7 +23,7 @@ impl<const RQ: usize> Responder<RQ> {
             return Err(INVALID);
         }
         let (need, len) = (Access::REMOTE_ATOMIC, Atomic::BYTES);
-        let at = env.resolve(rkey, va, len, need, Side::Remote).map_err(|_| NO_ACCESS)?;
+        let at = env.resolve(rkey, va, len, need, QpSide::Remote).map_err(|_| NO_ACCESS)?;
         let atomic = match headers.bth.opcode {
             Opcode::COMPARE_SWAP => Atomic::CompareSwap { compare, swap: swap_or_add },
             _ => Atomic::FetchAdd { add: swap_or_add },

@@ -3,7 +3,7 @@
 use super::{INVALID, NO_LOCAL_ACCESS, Receive, Refusal, Responder, ResponderMessage, TOO_LONG};
 use crate::nic::{Access, Wc, WcFlags, WcOpcode, WcStatus};
 use crate::roce::qp::ring::QueueRing;
-use crate::roce::qp::{Env, Path, Queue, Side};
+use crate::roce::qp::{Env, Path, QpSide, Queue};
 use crate::roce::{Foreign, Headers, Ieth, ImmDt, Opcode, Packet, Position};
 
 /// What a message tells the program besides its bytes.
@@ -79,7 +79,7 @@ impl<const RQ: usize> Responder<RQ> {
             placed.map_err(|_| NO_LOCAL_ACCESS)?;
         } else if len > 0 {
             let addr = recv.sge.addr.wrapping_add(offset.into());
-            let to = env.resolve(recv.sge.lkey, addr, len, Access::LOCAL_WRITE, Side::Local);
+            let to = env.resolve(recv.sge.lkey, addr, len, Access::LOCAL_WRITE, QpSide::Local);
             env.place(to.map_err(|_| NO_LOCAL_ACCESS)?, bytes);
         }
         Ok(())

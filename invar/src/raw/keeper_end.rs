@@ -14,7 +14,7 @@ use super::recorded::Snapshot;
 use crate::Error;
 
 /// An end that a [`Keeper`] looks after between calls.
-pub struct Kept<E> {
+pub struct KeeperEnd<E> {
     // The keeper forgets the end before the end is dropped.
     keeping: Keeping,
     keeper: Keeper,
@@ -44,11 +44,11 @@ impl<E: End> Tend for ManuallyDrop<E> {
     }
 }
 
-impl<E: End + 'static> Kept<E> {
+impl<E: End + 'static> KeeperEnd<E> {
     /// Lets a keeper look after an end.
     pub fn new(end: E, keeper: &Keeper) -> Self {
         let (needs_calls, end) = (end.needs_calls(), Owner::new(end));
-        Kept { keeping: keeper.keep(end.shared()), keeper: keeper.clone(), end, needs_calls }
+        KeeperEnd { keeping: keeper.keep(end.shared()), keeper: keeper.clone(), end, needs_calls }
     }
 
     fn call<R>(&mut self, make: impl FnOnce(&mut E) -> R) -> R {
@@ -57,7 +57,7 @@ impl<E: End + 'static> Kept<E> {
     }
 }
 
-impl<E: End + 'static> End for Kept<E> {
+impl<E: End + 'static> End for KeeperEnd<E> {
     fn ends(&self) -> Ends {
         self.end.read(End::ends)
     }
@@ -79,7 +79,7 @@ impl<E: End + 'static> End for Kept<E> {
     }
 
     fn close(self: Box<Self>) {
-        let Kept { keeping, end, .. } = *self;
+        let KeeperEnd { keeping, end, .. } = *self;
         drop(keeping);
         Box::new(end.into_inner()).close();
     }
@@ -93,7 +93,7 @@ impl<E: End + 'static> End for Kept<E> {
     }
 }
 
-impl<E: SendEnd + 'static> SendEnd for Kept<E> {
+impl<E: SendEnd + 'static> SendEnd for KeeperEnd<E> {
     unsafe fn isend(&mut self, buf: &SendBuf, tag: u32) -> Result<Option<Request>, CoreError> {
         // SAFETY: the caller has promised what `isend` demands.
         self.call(|end| unsafe { end.isend(buf, tag) })
@@ -103,17 +103,21 @@ impl<E: SendEnd + 'static> SendEnd for Kept<E> {
         self.call(|end| end.room(tag))
     }
 
+    fn is_settled(&self) -> bool {
+        self.end.read(SendEnd::is_settled)
+    }
+
     fn test(&mut self, request: &Request) -> Result<Option<u32>, CoreError> {
         self.call(|end| end.test(request))
     }
 
     fn way_back(&mut self) -> Result<Option<Box<dyn RecvEnd>>, Error> {
         let end = self.call(SendEnd::way_back)?;
-        Ok(end.map(|end| Box::new(Kept::new(end, &self.keeper)) as _))
+        Ok(end.map(|end| Box::new(KeeperEnd::new(end, &self.keeper)) as _))
     }
 }
 
-impl<E: RecvEnd + 'static> RecvEnd for Kept<E> {
+impl<E: RecvEnd + 'static> RecvEnd for KeeperEnd<E> {
     unsafe fn irecv(&mut self, bufs: &[RecvBuf]) -> Result<Option<Request>, CoreError> {
         // SAFETY: the caller has promised what `irecv` demands.
         self.call(|end| unsafe { end.irecv(bufs) })
@@ -140,6 +144,6 @@ impl<E: RecvEnd + 'static> RecvEnd for Kept<E> {
 
     fn way_back(&mut self) -> Result<Option<Box<dyn SendEnd>>, Error> {
         let end = self.call(RecvEnd::way_back)?;
-        Ok(end.map(|end| Box::new(Kept::new(end, &self.keeper)) as _))
+        Ok(end.map(|end| Box::new(KeeperEnd::new(end, &self.keeper)) as _))
     }
 }

@@ -14,7 +14,7 @@ use crate::request;
 
 /// An end of a connection; `D` is its direction.
 #[repr(C)]
-pub(super) struct Held<E, D> {
+pub(super) struct CommEnd<E, D> {
     /// The end; `close` takes it. It comes first, so that its address needs no addition.
     pub(super) end: ManuallyDrop<E>,
     /// The low half of the end's requests.
@@ -24,7 +24,7 @@ pub(super) struct Held<E, D> {
 }
 
 /// What a comm does with an end of either direction.
-pub(crate) trait Kept {
+pub(crate) trait EitherEnd {
     /// Returns what carries a pending request, or `None` if that is not known yet.
     ///
     /// # Safety
@@ -55,14 +55,14 @@ pub(super) struct Asked {
     pub(super) sizes: *mut c_int,
 }
 
-impl<E, D> Held<E, D> {
+impl<E, D> CommEnd<E, D> {
     pub(super) fn new(end: E, low_half: u32) -> Self {
         let end = ManuallyDrop::new(end);
-        Held { end, low_half, asked: Asked::default(), direction: PhantomData }
+        CommEnd { end, low_half, asked: Asked::default(), direction: PhantomData }
     }
 }
 
-impl<E: End, D> Held<E, D>
+impl<E: End, D> CommEnd<E, D>
 where
     Self: Tested,
 {
@@ -86,10 +86,10 @@ where
         }
     }
 
-    /// [`Held::test`] with the mutex.
+    /// [`CommEnd::test`] with the mutex.
     ///
     /// # Safety
-    /// As for [`Held::test`].
+    /// The caller makes the promises of [`CommEnd::test`].
     #[cold]
     pub(super) unsafe extern "C" fn test_locked(
         request: *mut c_void,
@@ -121,7 +121,7 @@ where
     }
 }
 
-impl<E: End, D> Tend for Held<E, D> {
+impl<E: End, D> Tend for CommEnd<E, D> {
     fn look(&mut self) -> Care {
         self.end.look()
     }
@@ -143,7 +143,7 @@ impl<E: End, D> Tend for Held<E, D> {
     }
 }
 
-impl<E: End, D> Kept for Biased<Held<E, D>> {
+impl<E: End, D> EitherEnd for Biased<CommEnd<E, D>> {
     unsafe fn carriers(&self, request: &Request) -> Option<Vec<Carrier>> {
         // SAFETY: The caller upholds this function's safety contract.
         unsafe { invar::raw::call(self, |this| this.end.carriers(request)) }

@@ -1,0 +1,63 @@
+//! The flight recorder of a process that was killed.
+
+use std::fs;
+
+use invar_testkit::wait::until;
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::metrics::{Dir, perf};
+use crate::*;
+
+#[test]
+fn the_recorder_of_a_killed_process_shows_its_connection_and_what_it_waited_for() {
+    let dir = Dir::new("killed");
+    let [server, client] = perf(&dir, "");
+    let pid = server.0.id().to_string();
+    let ask = |args: &[&str]| Run::start(&mut dir.invar(args)).wait();
+    let connections = || {
+        let outcome = ask(&["inspect", "--json", &pid]);
+        let found = (outcome.status == Some(0)).then(|| json(&outcome.stdout))?;
+        found["connections"].as_array().cloned()
+    };
+    let any = |holds: fn(&serde_json::Value) -> bool| {
+        connections().is_some_and(|all| all.iter().any(holds))
+    };
+    until("messages", || any(|of| of["done"].as_u64() > Some(0)));
+    kill_process(Pid::from_child(&client.0), Signal::STOP).unwrap();
+    until("a wait", || any(|of| of["is_waiting"] == true));
+    kill_process(Pid::from_child(&server.0), Signal::KILL).unwrap();
+    server.wait();
+    let outcome = ask(&["inspect", &pid]);
+    let text = &outcome.ok().stdout;
+    assert!(text.starts_with(&format!("pid {pid} on ")) && text.contains(" has ended\n"), "{text}");
+    assert!(text.contains("to peer 127.0.0.1:"), "{text}");
+    for event in ["s  opened ", "s  progress ", "s  waits "] {
+        assert!(text.contains(event), "no {event:?} in {text}");
+    }
+    let waits = text.lines().filter_map(|line| line.strip_prefix("  waits for "));
+    assert!(
+        waits.clone().any(|what| what.contains(" messages") && what.contains(", for ")),
+        "{text}"
+    );
+    let file = dir.0.join("trace.json");
+    ask(&["trace", &pid, "-o", &file.display().to_string()]).ok();
+    let trace = json(&fs::read_to_string(&file).unwrap());
+    let events = trace["traceEvents"].as_array().expect("an array");
+    let has =
+        |phase: &str, name: &str| events.iter().any(|of| of["ph"] == phase && of["name"] == name);
+    assert!(has("i", "opened") && has("X", "waits"), "{trace}");
+}
+
+#[test]
+fn a_process_whose_connection_failed_leaves_its_recorder() {
+    let dir = Dir::new("failed");
+    let [server, client] = perf(&dir, "");
+    let pid = client.0.id().to_string();
+    let ask = || Run::start(&mut dir.invar(&["inspect", &pid])).wait();
+    until("messages", || ask().stdout.contains("  progress "));
+    kill_process(Pid::from_child(&server.0), Signal::KILL).unwrap();
+    assert_eq!(client.wait().status, Some(3));
+    let outcome = ask();
+    let text = &outcome.ok().stdout;
+    assert!(text.contains(" has ended\n") && text.contains("s  error "), "{text}");
+}
