@@ -10,7 +10,7 @@ mod renewal;
 mod vectored;
 
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -102,8 +102,8 @@ pub struct OobStream {
     peer: SocketAddr,
     /// The first error of the connection, shared because the kernel reports it once, to one handle only.
     error: Arc<OnceLock<StreamError>>,
-    /// The listener at which the peer may call again.
-    door: Option<Arc<Door>>,
+    /// The listener at which the peer may call again, and the ports for more of them.
+    door: Option<(Arc<Door>, PortRange)>,
     renewal: Option<Renewal>,
 }
 
@@ -127,8 +127,10 @@ impl OobStream {
     /// Lets the peer make this connection anew. It calls a listener of this process at the address of this
     /// end, on a port of `ports`. Without a free port the connection is not made anew.
     pub fn answer_renewals(&mut self, ports: PortRange) {
-        match Door::of_process(&self.stream, ports) {
-            Ok(door) => self.door = door,
+        let local = self.stream.local_addr();
+        let door = local.and_then(|local| Door::of_process(local, &self.stream, ports));
+        match door {
+            Ok(door) => self.door = door.map(|door| (door, ports)),
             Err(error) => log::warn!("a TCP connection that is lost cannot be made anew: {error}"),
         }
     }
@@ -269,12 +271,25 @@ impl Stream for OobStream {
     }
 
     fn renewal_port(&self) -> u16 {
-        self.door.as_ref().map_or(0, |door| door.port())
+        self.door.as_ref().map_or(0, |(door, _)| door.port())
     }
 
     fn prepare_renewal(&mut self, side: Side, session: &Session, peer_port: u16) -> bool {
         self.renewal = Renewal::new(self, side, session, peer_port);
         self.renewal.is_some()
+    }
+
+    fn answer_at(&mut self, own: IpAddr) -> u16 {
+        match &mut self.renewal {
+            Some(Renewal::Answer(answers)) => answers.answer_at(own, &self.stream),
+            _ => 0,
+        }
+    }
+
+    fn call_at(&mut self, peer: SocketAddr) {
+        if let Some(Renewal::Call(caller)) = &mut self.renewal {
+            caller.call_at(peer);
+        }
     }
 
     fn renew(&mut self) -> Result<bool, StreamError> {

@@ -1,6 +1,6 @@
 //! Sends strangers to every listener of the library. None gets in, keeps a peer out, or costs much.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Instant;
 use std::{slice, thread};
 
@@ -150,18 +150,40 @@ fn renewable_pair() -> (Door, [OobStream; 2]) {
     })
 }
 
+/// Makes a connection anew, at both ends.
+fn renew(ends: [&mut OobStream; 2]) {
+    let mut ends = ends.map(|end| (end, false));
+    until("a new connection", || {
+        for (end, is_new) in &mut ends {
+            *is_new = *is_new || end.renew().unwrap();
+        }
+        ends.iter().all(|(_, is_new)| *is_new).then_some(())
+    });
+}
+
+#[test]
+fn a_connection_is_made_anew_at_any_address_of_the_peer() {
+    let (_, [mut calls, mut answers]) = renewable_pair();
+    let [other, refusing] = [2, 3].map(|last| IpAddr::from([127, 0, 0, last]));
+    let port = answers.answer_at(other);
+    assert_ne!(port, 0);
+    assert_eq!(answers.answer_at(other), port);
+    // A firewall may refuse at one address, and the peer still lives.
+    calls.call_at((refusing, port).into());
+    calls.call_at((other, port).into());
+    renew([&mut calls, &mut answers]);
+    assert_eq!(calls.peer_addr(), Some((other, port).into()));
+    // The address through which the connection went comes last.
+    renew([&mut calls, &mut answers]);
+    assert_eq!(calls.peer_addr().map(|addr| addr.ip()), Some(Ipv4Addr::LOCALHOST.into()));
+}
+
 #[test]
 fn a_door_for_lost_connections_keeps_strangers_off() {
     besiege("a door for lost connections", || {
         let (door, [mut calls, mut answers]) = renewable_pair();
         let visit = move || {
-            let mut is_new = [false; 2];
-            until("a new connection", || {
-                for (stream, is_new) in [&mut calls, &mut answers].into_iter().zip(&mut is_new) {
-                    *is_new = *is_new || stream.renew().unwrap();
-                }
-                is_new.iter().all(|is_new| *is_new).then_some(())
-            });
+            renew([&mut calls, &mut answers]);
             assert_eq!(answers.send(b"again").unwrap(), 5);
             let mut bytes = [0; 5];
             let got = until("bytes", || match calls.recv(&mut bytes).unwrap() {

@@ -2,16 +2,21 @@
 //!
 //! The kernel gives a TCP connection up when the network is out for some time, though the peer lives. Then
 //! the end that called calls again ([`Stream::renew`]), and both ends send the messages again that the
-//! other may not have. The queue pairs need no line and go on meanwhile.
+//! other may not have. The queue pairs need no line and go on meanwhile. Where the connection has several
+//! rails, the peer answers at the address of each: the rail that is lost may be the one that carried the line.
 //!
 //! Whether the peer lives: a peer that closes its end, or dies, ends the stream in order
 //! ([`StreamError::Closed`]), or its host refuses the next call. Both are errors at once.
 
+use core::net::{IpAddr, SocketAddr};
+
 use super::control::{Control, ControlReader, ControlWriter};
 use crate::auth::Session;
 use crate::conn::stage::Side;
+use crate::conn::wire::QpInfo;
 use crate::conn::{Stream, StreamError};
 use crate::error::{Error, LineError};
+use crate::nic::LinkLayer;
 
 /// Time for a connector to call again after somebody has reset the connection. A connector that lives and
 /// has a network learns of the reset at once.
@@ -98,6 +103,23 @@ impl<S: Stream> Line<S> {
     /// Whether the stream is there, and the peer is not being called.
     pub(super) fn is_whole(&self) -> bool {
         self.loss.is_none() && !self.is_calling
+    }
+
+    /// Returns the port at which this end answers calls at the address of a rail; 0 if it does not. `info` is of
+    /// this end's queue pairs on the rail.
+    pub(super) fn answer_on(&mut self, info: &QpInfo) -> u16 {
+        match address(info).filter(|_| self.is_renewable && self.side == Side::Acceptor) {
+            Some(own) => self.stream.answer_at(own),
+            None => 0,
+        }
+    }
+
+    /// Lets this end call the peer at the address of a rail. `info` is of the peer's queue pairs on the rail, and
+    /// `port` comes from [`answer_on`](Self::answer_on).
+    pub(super) fn call_on(&mut self, info: &QpInfo, port: u16) {
+        if let Some(peer) = address(info).filter(|_| port != 0 && self.side == Side::Connector) {
+            self.stream.call_at(SocketAddr::new(peer, port));
+        }
     }
 
     /// Makes the stream anew no more, and refuses the next call of the peer.
@@ -205,6 +227,14 @@ impl<S: Stream> Line<S> {
         (self.is_calling, self.loss) = (false, None);
         self.flush();
     }
+}
+
+/// Returns the IP address of a RoCEv2 port. One that holds within its link alone is no address to call.
+fn address(info: &QpInfo) -> Option<IpAddr> {
+    let ip = info.gid.ip();
+    let is_local = matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local());
+    let is_called = !is_local && !ip.is_unspecified() && !ip.is_multicast();
+    (info.link_layer == LinkLayer::Ethernet && is_called).then_some(ip)
 }
 
 #[cfg(test)]

@@ -105,7 +105,7 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
 
     /// Creates queue pairs on all rails whose ports are up, and tells the peer of them.
     pub(super) fn renew_rails(&mut self, rows: u64, depth: u64) -> Result<(), NicError> {
-        let Self { verbs, route, reqs, recovery, rails, ends, .. } = self;
+        let Self { verbs, route, reqs, recovery, rails, ends, line, .. } = self;
         let attempt = recovery.attempt;
         let all = RailSet::first(rails.count);
         // What could not be started is left out once. Then there may be nothing else.
@@ -122,13 +122,17 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
             false => all,
         };
         rails.offered = trusted.and(rails.usable).without(rails.failed);
-        let end = |rail| RailEnd {
-            preface: Preface {
-                sizes_rkey: verbs.control_rkey_on(rail),
-                ..verbs.rail_preface(rail, depth as u16)
-            },
-            info: verbs.rail_info(rail),
-            speed_mbps: verbs.rails.ports[rail].speed_mbps,
+        let end = |rail| {
+            let info = verbs.rail_info(rail);
+            RailEnd {
+                preface: Preface {
+                    sizes_rkey: verbs.control_rkey_on(rail),
+                    renewal_port: line.answer_on(&info),
+                    ..verbs.rail_preface(rail, depth as u16)
+                },
+                info,
+                speed_mbps: verbs.rails.ports[rail].speed_mbps,
+            }
         };
         let report = RailsReport {
             attempt,
@@ -154,8 +158,11 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         let Some(report) = self.recovery.rails_report().cloned() else {
             return Err(Error::Unexpected);
         };
-        let Self { verbs, rails, ends, .. } = self;
+        let Self { verbs, rails, ends, line, .. } = self;
         rails.peer_up = report.usable;
+        for end in &report.ends {
+            line.call_on(&end.info, end.preface.renewal_port);
+        }
         let fits = |rail: &usize| {
             let theirs = report.end(*rail).map(|end| end.info.link_layer);
             theirs == Some(verbs.rails.ports[*rail].link_layer)

@@ -2,7 +2,7 @@
 
 use core::ffi::c_int;
 use core::fmt;
-use core::net::SocketAddr;
+use core::net::{IpAddr, SocketAddr};
 
 use super::stage::Side;
 use crate::auth::Session;
@@ -34,6 +34,15 @@ pub trait Stream {
     fn prepare_renewal(&mut self, _side: Side, _session: &Session, _peer_port: u16) -> bool {
         false
     }
+
+    /// Lets the peer of an acceptor make the connection anew at another address of this host too. Returns the
+    /// port there; 0 if this end does not answer there.
+    fn answer_at(&mut self, _own: IpAddr) -> u16 {
+        0
+    }
+
+    /// Lets a connector make the connection anew at another address of its peer too.
+    fn call_at(&mut self, _peer: SocketAddr) {}
 
     /// Makes the connection anew, as far as possible without waiting. The connector calls, and the
     /// acceptor takes the peer's call if there is one. Returns whether a new connection has replaced this

@@ -1,12 +1,13 @@
 //! Making a connection anew with the same peer, though the kernel has given the old one up.
 //!
-//! The end that called calls again, at the door of its peer: one listener for each local address of a
-//! process. The listener that took the first call may be closed by then. Both ends prove that they know the
-//! secret of the session, so nobody else can take the place of either.
+//! The end that called calls again, at the doors of its peer: one listener for each local address of a
+//! process. The listener that took the first call may be closed by then. A connection over several rails has a
+//! door at the address of each. Both ends prove that they know the secret of the session, so nobody else can
+//! take the place of either.
 
 use std::collections::HashMap;
 use std::io;
-use std::net::{SocketAddr, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::fd::AsRawFd;
 use std::process;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -14,8 +15,9 @@ use std::time::{Duration, Instant};
 
 use invar_core::auth::{AuthError, Calling, Resume, Session, SessionId};
 use invar_core::conn::stage::Side;
-use invar_core::conn::{Stream, StreamError};
+use invar_core::conn::{RAILS_MAX, Stream, StreamError};
 use invar_core::param::PortRange;
+use socket2::SockRef;
 
 use super::{AuthListener, OobStream, Proof};
 use crate::clock::now_ns;
@@ -30,6 +32,9 @@ const PAUSE: [Duration; 2] = [Duration::from_millis(10), Duration::from_secs(1)]
 /// Time between two looks at a door, which many ends share.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 
+/// The most doors of a connection: at the address of the first call, and at that of each rail.
+const DOORS_MAX: usize = RAILS_MAX + 1;
+
 /// The doors of this process, by place.
 static DOORS: Mutex<Vec<(DoorKey, Weak<Door>)>> = Mutex::new(Vec::new());
 
@@ -38,38 +43,39 @@ static DOORS: Mutex<Vec<(DoorKey, Weak<Door>)>> = Mutex::new(Vec::new());
 struct DoorKey {
     process: u32,
     namespace: u64,
+    /// Its port is 0.
     addr: SocketAddr,
 }
 
 /// A listener at which peers make connections anew.
 #[derive(Debug)]
 pub(super) struct Door {
-    port: u16,
+    addr: SocketAddr,
     inside: Mutex<Inside>,
 }
 
 #[derive(Debug)]
 struct Inside {
     listener: AuthListener,
-    /// The new connections that their ends have not taken yet.
-    new: HashMap<SessionId, OobStream>,
+    /// The new connections that their ends have not taken yet, and when they came.
+    new: HashMap<SessionId, (Instant, OobStream)>,
     looked: Option<Instant>,
 }
 
 impl Door {
-    /// Returns the door at the local address of a connection, and opens it if there is none. Returns `None`
-    /// if `ports` is a single port, since another listener needs that port.
+    /// Returns the door at a local address, and opens it if there is none. `stream` is a connection of the
+    /// same host. Returns `None` if `ports` is a single port, since another listener needs that port.
     ///
     /// # Errors
     /// No port is free, or a system call fails.
     pub(super) fn of_process(
+        mut addr: SocketAddr,
         stream: &TcpStream,
         ports: PortRange,
     ) -> io::Result<Option<Arc<Door>>> {
         if ports.single().is_some() {
             return Ok(None);
         }
-        let mut addr = stream.local_addr()?;
         addr.set_port(0);
         let place = DoorKey { process: process::id(), namespace: namespace(stream), addr };
         let mut doors = DOORS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -79,23 +85,23 @@ impl Door {
             return Ok(Some(door));
         }
         let listener = AuthListener::bind(addr, ports, Proof::Session)?;
-        let port = listener.local_addr()?.port();
+        let addr = listener.local_addr()?;
         let inside = Inside { listener, new: HashMap::new(), looked: None };
-        let door = Arc::new(Door { port, inside: Mutex::new(inside) });
+        let door = Arc::new(Door { addr, inside: Mutex::new(inside) });
         doors.push((place, Arc::downgrade(&door)));
         Ok(Some(door))
     }
 
     pub(super) fn port(&self) -> u16 {
-        self.port
+        self.addr.port()
     }
 
     fn inside(&self) -> MutexGuard<'_, Inside> {
         self.inside.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the new connection of a session, if the peer has called.
-    fn take(&self, id: &SessionId) -> Option<OobStream> {
+    /// Takes the new connection of a session, if the peer has called, and the time at which it came.
+    fn take(&self, id: &SessionId) -> Option<(Instant, OobStream)> {
         let Inside { listener, new, looked } = &mut *self.inside();
         let now = Instant::now();
         if looked.is_none_or(|looked| now.duration_since(looked) >= LOOK_EVERY) {
@@ -103,7 +109,7 @@ impl Door {
             // Whoever has proved itself is let in under this lock, before it can close its old connection.
             loop {
                 match listener.poll_resumed(now_ns()) {
-                    Ok(Some((stream, id))) => _ = new.insert(id, stream),
+                    Ok(Some((stream, id))) => _ = new.insert(id, (now, stream)),
                     Ok(None) => break,
                     Err(error) => {
                         log::debug!("taking connections that are made anew: {error}");
@@ -120,7 +126,7 @@ impl Door {
 #[derive(Debug)]
 pub(super) enum Renewal {
     Call(Box<Caller>),
-    Answer(Expected),
+    Answer(Answers),
 }
 
 impl Renewal {
@@ -133,13 +139,20 @@ impl Renewal {
     ) -> Option<Self> {
         let resume = session.resume()?;
         if side == Side::Acceptor {
-            let door = Arc::clone(stream.door.as_ref()?);
-            door.inside().listener.expect(&resume);
-            return Some(Renewal::Answer(Expected { door, id: resume.id }));
+            let (door, ports) = stream.door.as_ref()?;
+            let expected = vec![Expected::new(Arc::clone(door), &resume)];
+            return Some(Renewal::Answer(Answers { resume, ports: *ports, expected }));
         }
         let mut addr = stream.peer;
         addr.set_port(peer_port);
-        let caller = Caller { addr, resume, call: None, pause: PAUSE[0], next: Instant::now() };
+        let caller = Caller {
+            addrs: vec![addr],
+            turn: 0,
+            resume,
+            call: None,
+            pause: PAUSE[0],
+            next: Instant::now(),
+        };
         (peer_port != 0).then(|| Renewal::Call(Box::new(caller)))
     }
 
@@ -150,8 +163,49 @@ impl Renewal {
     pub(super) fn poll(&mut self) -> Result<Option<OobStream>, StreamError> {
         match self {
             Renewal::Call(caller) => caller.poll(),
-            Renewal::Answer(expected) => Ok(expected.door.take(&expected.id)),
+            Renewal::Answer(answers) => Ok(answers.poll()),
         }
+    }
+}
+
+/// Answers at the doors of a connection.
+#[derive(Debug)]
+pub(super) struct Answers {
+    resume: Resume,
+    ports: PortRange,
+    /// The first door is at the address of the first call.
+    expected: Vec<Expected>,
+}
+
+impl Answers {
+    /// Answers at another address of this host too. Returns the port there, or 0.
+    pub(super) fn answer_at(&mut self, own: IpAddr, stream: &TcpStream) -> u16 {
+        let is_there = |expected: &&Expected| expected.door.addr.ip().to_canonical() == own;
+        if let Some(expected) = self.expected.iter().find(is_there) {
+            return expected.door.port();
+        }
+        match Door::of_process(SocketAddr::new(own, 0), stream, self.ports) {
+            Ok(Some(door)) => {
+                if self.expected.len() == DOORS_MAX {
+                    // A rail has another address now.
+                    self.expected.remove(1);
+                }
+                let port = door.port();
+                self.expected.push(Expected::new(door, &self.resume));
+                port
+            }
+            Ok(None) => 0,
+            Err(error) => {
+                log::debug!("a lost TCP connection is not made anew at {own}: {error}");
+                0
+            }
+        }
+    }
+
+    /// Takes the newest connection: the caller has given up the others.
+    fn poll(&self) -> Option<OobStream> {
+        let all = self.expected.iter().filter_map(|expected| expected.door.take(&expected.id));
+        all.max_by_key(|(came, _)| *came).map(|(_, stream)| stream)
     }
 }
 
@@ -162,6 +216,13 @@ pub(super) struct Expected {
     id: SessionId,
 }
 
+impl Expected {
+    fn new(door: Arc<Door>, resume: &Resume) -> Self {
+        door.inside().listener.expect(resume);
+        Expected { door, id: resume.id }
+    }
+}
+
 impl Drop for Expected {
     fn drop(&mut self) {
         let Inside { listener, new, .. } = &mut *self.door.inside();
@@ -170,10 +231,13 @@ impl Drop for Expected {
     }
 }
 
-/// Calls the peer's door.
+/// Calls the peer's doors in turn, one at a time.
 #[derive(Debug)]
 pub(super) struct Caller {
-    addr: SocketAddr,
+    /// The first door is at the address of the first call.
+    addrs: Vec<SocketAddr>,
+    /// The door that is called, or that is the next.
+    turn: usize,
     resume: Resume,
     call: Option<Call>,
     pause: Duration,
@@ -190,6 +254,24 @@ struct Call {
 }
 
 impl Caller {
+    /// Calls at another address of the peer too. An address of the peer's loopback is one of this host.
+    pub(super) fn call_at(&mut self, addr: SocketAddr) {
+        let is_elsewhere = addr.ip().is_loopback() && !self.addrs[0].ip().is_loopback();
+        if is_elsewhere || self.addrs.contains(&addr) {
+            return;
+        }
+        if self.addrs.len() == DOORS_MAX {
+            self.give_up();
+            self.turn = 0;
+            self.addrs.remove(1);
+        }
+        self.addrs.push(addr);
+        if self.call.is_none() {
+            // The door that the connection goes through comes last.
+            self.turn = self.turn.max(1) % self.addrs.len();
+        }
+    }
+
     fn poll(&mut self) -> Result<Option<OobStream>, StreamError> {
         let now = Instant::now();
         if self.call.is_none() && now < self.next {
@@ -198,21 +280,36 @@ impl Caller {
         match self.go_on(now) {
             Ok(Some(stream)) => {
                 self.pause = PAUSE[0];
+                self.turn = (self.turn + 1) % self.addrs.len();
                 Ok(Some(stream))
             }
             Ok(None) => Ok(None),
-            Err(AuthError::Stream(StreamError::Os(libc::ECONNREFUSED))) => Err(StreamError::Closed),
+            // At the address of a rail, a firewall may be what refuses.
+            Err(AuthError::Stream(StreamError::Os(libc::ECONNREFUSED))) if self.turn == 0 => {
+                Err(StreamError::Closed)
+            }
             Err(error @ (AuthError::Stream(_) | AuthError::HungUp)) => {
-                log::debug!("calling {} again: {error}", self.addr);
-                self.call = None;
-                self.next = now + self.pause;
-                self.pause = (2 * self.pause).min(PAUSE[1]);
+                log::debug!("calling {} again: {error}", self.addrs[self.turn]);
+                self.give_up();
+                self.turn = (self.turn + 1) % self.addrs.len();
+                if self.turn == 0 {
+                    self.next = now + self.pause;
+                    self.pause = (2 * self.pause).min(PAUSE[1]);
+                }
                 Ok(None)
             }
             Err(error) => {
-                log::info!("calling {} again: {error}", self.addr);
+                log::info!("calling {} again: {error}", self.addrs[self.turn]);
                 Err(StreamError::Closed)
             }
+        }
+    }
+
+    /// Gives up a call. Nothing of it may reach the peer later, for the peer takes the newest call.
+    fn give_up(&mut self) {
+        if let Some(call) = self.call.take() {
+            // The call fails only if the socket does not exist.
+            let _ = SockRef::from(&call.stream.stream).set_linger(Some(Duration::ZERO));
         }
     }
 
@@ -220,7 +317,7 @@ impl Caller {
         let call = match &mut self.call {
             Some(call) => call,
             call => {
-                let stream = OobStream::connect(self.addr)?;
+                let stream = OobStream::connect(self.addrs[self.turn])?;
                 let nonce = random().map_err(super::os)?;
                 let calling = Calling::resuming(&self.resume, nonce);
                 call.insert(Call { stream, calling, is_up: false, since: now })

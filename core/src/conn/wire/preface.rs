@@ -89,7 +89,8 @@ pub struct Preface {
     /// Whether this end makes new queue pairs when old ones fail. Both ends must.
     pub recovers: bool,
     /// TCP port at which the acceptor answers a connector that makes their TCP connection anew; 0 for
-    /// none.
+    /// none. In a handshake it is a port of the address that the connector has called. In a report of a
+    /// recovery it is a port of the rail's address.
     pub renewal_port: u16,
     /// Whether this end exchanges views; see [`stall`](crate::stall).
     pub shares_views: bool,
