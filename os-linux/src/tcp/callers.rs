@@ -1,6 +1,6 @@
 //! A listener that returns only callers that have proved themselves.
 //!
-//! Before its proof a caller costs its socket and about 200 bytes, has two seconds, and delays nobody. If
+//! Before its proof a caller costs its socket and about 200 bytes, has ten seconds, and delays nobody. If
 //! there are too many callers, the listener drops the oldest caller of the address with the most callers.
 //! Each caller first has a moment for its proof. Until then, new callers wait in the kernel's queue.
 
@@ -21,8 +21,9 @@ use rustix::process::{Resource, getrlimit};
 use super::{OobListener, OobStream};
 use crate::random::random;
 
-/// Time within which a caller must prove itself; only time in which this end polls counts.
-pub const AUTH_WITHIN_NS: u64 = 2_000_000_000;
+/// Time within which a caller must prove itself; only time in which this end polls counts. A process on a host
+/// that is too busy may need seconds. A longer time helps no stranger, who loses its place to others anyway.
+pub const AUTH_WITHIN_NS: u64 = 10_000_000_000;
 /// Time within which NCCL must say hello. It connects long before it creates its queue pairs and says so
 /// (`net_ib.cc ncclIbConnect`).
 const HELLO_WITHIN_NS: u64 = 30_000_000_000;
@@ -97,7 +98,7 @@ pub struct TurnedAway {
 pub enum WhyNot {
     /// The caller does not speak Invar's protocol, or does not know the secret.
     Auth(AuthError),
-    /// The caller sent too little within two seconds.
+    /// The caller sent too little within ten seconds.
     Silent,
     /// Other callers needed the caller's place.
     Crowded,
@@ -359,7 +360,7 @@ impl fmt::Display for WhyNot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             WhyNot::Auth(error) => error.fmt(f),
-            WhyNot::Silent => f.write_str("it did not prove itself within 2 s"),
+            WhyNot::Silent => f.write_str("it did not prove itself within 10 s"),
             WhyNot::Crowded => f.write_str("too many others were calling from its address"),
         }
     }

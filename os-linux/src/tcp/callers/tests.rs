@@ -85,7 +85,7 @@ fn until_turned_away(listener: &mut AuthListener, count: u64, now_ns: u64) {
 }
 
 #[test]
-fn silent_callers_have_two_seconds_and_keep_nobody_out() {
+fn silent_callers_have_ten_seconds_and_keep_nobody_out() {
     let mut listener = listener();
     let _strangers: Vec<_> = (0..100).map(|_| stranger(&listener)).collect();
     get_in(&mut listener, 0);
