@@ -1,8 +1,10 @@
 //! Tests the NCCL plugin on the kernel's RoCE: every version of the interface, between two processes.
-//! Messages go over one and over four queue pairs. Two and three processes run one version of collNet.
+//! Messages go over one and over four queue pairs. Two and three processes run one version of collNet. With
+//! `INVAR_TEST_COLLNET=full` every version of collNet runs as well, from two processes for the oldest to eight for
+//! the newest, each in a guest of its own.
 
-use std::fs;
 use std::path::PathBuf;
+use std::{env, fs};
 
 use anyhow::{Context, Result};
 
@@ -11,8 +13,10 @@ use crate::plugin;
 use crate::shell::Shell;
 use crate::workspace::Workspace;
 
-/// The version of collNet that runs in the guest.
+/// The version of collNet that always runs in the guest.
 const COLLNET_VERSION: u32 = 12;
+/// The variables under which the ranks reduce over rxe, though they are on one host.
+const COLLNET: &str = "NCCL_COLLNET_ENABLE=1 NCCL_SHM_DISABLE=1";
 
 /// Runs `nccl-plugin/tests/c/drive.c` and `collnet.c` in the guest.
 pub(super) fn run(shell: &Shell) -> Result<()> {
@@ -20,11 +24,11 @@ pub(super) fn run(shell: &Shell) -> Result<()> {
     let directory = library.parent().context("a file is in a directory")?;
     let programs = Workspace::load(shell)?.target_dir.join("plugin-programs");
     fs::create_dir_all(&programs)?;
-    let mut lines = vec![
-        "set -e".to_owned(),
-        format!("export LD_LIBRARY_PATH={}", directory.display()),
-        "export INVAR_TRANSPORT=ib NCCL_IB_HCA=rxe_a NCCL_SOCKET_IFNAME=lo".to_owned(),
-    ];
+    let prepare = format!(
+        "set -e; export LD_LIBRARY_PATH={}; \
+         export INVAR_TRANSPORT=ib NCCL_IB_HCA=rxe_a NCCL_SOCKET_IFNAME=lo",
+        directory.display()
+    );
     let compile = |source: &str, version: u32| -> Result<PathBuf> {
         let program = programs.join(format!("{source}-v{version}"));
         let mut gcc = shell.command("gcc -std=gnu11 -O1 -ldl");
@@ -33,6 +37,11 @@ pub(super) fn run(shell: &Shell) -> Result<()> {
         shell.run(gcc)?;
         Ok(program)
     };
+    let collnet = |version: u32, mode: &str| -> Result<String> {
+        let program = compile("collnet", version)?;
+        Ok(format!("{COLLNET} {} {} {mode}", program.display(), plugin::NAME))
+    };
+    let mut lines = vec![prepare.clone()];
     for version in plugin::VERSIONS {
         let program = compile("drive", version)?;
         for queue_pairs in [1, 4] {
@@ -41,10 +50,16 @@ pub(super) fn run(shell: &Shell) -> Result<()> {
             lines.push(format!("{variable} {program} {}", plugin::NAME));
         }
     }
-    let program = compile("collnet", COLLNET_VERSION)?;
-    let switches = "NCCL_COLLNET_ENABLE=1 NCCL_SHM_DISABLE=1";
     for mode in ["2 brief", "3 kill 2"] {
-        lines.push(format!("{switches} {} {} {mode}", program.display(), plugin::NAME));
+        lines.push(collnet(COLLNET_VERSION, mode)?);
     }
-    guest(shell, None, &lines.join("; ")).map(drop)
+    guest(shell, None, &lines.join("; "))?;
+    if env::var("INVAR_TEST_COLLNET").is_ok_and(|asked| asked == "full") {
+        for (version, ranks) in plugin::VERSIONS.zip(2..) {
+            let line = collnet(version, &format!("{ranks} brief"))?;
+            guest(shell, None, &format!("{prepare}; {line}"))
+                .with_context(|| format!("version {version} of collNet with {ranks} ranks"))?;
+        }
+    }
+    Ok(())
 }
