@@ -69,7 +69,8 @@ fn idle_connections_take_little_processor_time() {
         }
         let busy = processor_time() - before;
         println!("{transport}: {CONNECTIONS} connections took {busy:?} in {WAIT:?}");
-        assert!(busy < WAIT / 20, "{transport}: {busy:?} of {WAIT:?}");
+        // 2 to 3 % of a processor on an idle machine, and 7 % beside two builds.
+        assert!(busy < WAIT / 10, "{transport}: {busy:?} of {WAIT:?}");
         drop(senders);
         pool.run();
     }
