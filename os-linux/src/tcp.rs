@@ -196,6 +196,12 @@ impl OobStream {
         self.stream.peek(buf).unwrap_or(0)
     }
 
+    /// Lets the close of this handle reset the connection: nothing that was sent arrives later, and the port is
+    /// free at once.
+    fn leave_nothing_behind(&self) -> io::Result<()> {
+        SockRef::from(&self.stream).set_linger(Some(Duration::ZERO))
+    }
+
     fn is_with_itself(&self) -> bool {
         let ends = (self.stream.local_addr(), self.stream.peer_addr());
         matches!(ends, (Ok(ours), Ok(theirs)) if ours == theirs)
@@ -235,9 +241,8 @@ impl Stream for OobStream {
         }
         match self.stream.take_error().map_err(os)? {
             None if self.is_with_itself() => {
-                // With this setting the close leaves nothing behind, so the port is free for the
-                // expected listener.
-                SockRef::from(&self.stream).set_linger(Some(Duration::ZERO)).map_err(os)?;
+                // The port is to be free for the expected listener.
+                self.leave_nothing_behind().map_err(os)?;
                 Err(StreamError::Os(libc::ECONNREFUSED))
             }
             None => Ok(true),

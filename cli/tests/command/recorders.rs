@@ -14,14 +14,24 @@ fn the_recorder_of_a_killed_process_shows_its_connection_and_what_it_waited_for(
     let [server, client] = perf(&dir, "");
     let pid = server.0.id().to_string();
     let ask = |args: &[&str]| Run::start(&mut dir.invar(args)).wait();
+    let connections = || {
+        let outcome = ask(&["inspect", "--json", &pid]);
+        let found = (outcome.status == Some(0)).then(|| json(&outcome.stdout))?;
+        found["connections"].as_array().cloned()
+    };
+    let any = |holds: fn(&serde_json::Value) -> bool| {
+        connections().is_some_and(|all| all.iter().any(holds))
+    };
     let inspected = || ask(&["inspect", &pid]).stdout;
     let waits_for_messages = |text: &str| {
         let mut waits = text.lines().filter_map(|line| line.strip_prefix("  waits for "));
         waits.any(|what| what.contains(" messages") && what.contains(", for "))
     };
-    until("messages", || inspected().contains("s  progress "));
+    until("messages", || any(|of| of["done"].as_u64() > Some(0)));
+    until("progress", || inspected().contains("s  progress "));
     kill_process(Pid::from_child(&client.0), Signal::STOP).unwrap();
-    until("a wait", || {
+    until("a wait", || any(|of| of["is_waiting"] == true));
+    until("a wait for messages", || {
         let text = inspected();
         text.contains("s  waits ") && waits_for_messages(&text)
     });

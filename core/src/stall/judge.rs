@@ -3,7 +3,7 @@
 use super::verdict::{Cause, Verdict};
 use super::view::{EndView, OwnNetwork, Process, Role, Wait};
 
-/// What an end has heard of its peer.
+/// The answer of an end's peer to the question what it waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Contact {
     /// The peer exchanges no views: it is of an older version, or speaks NCCL's wire.

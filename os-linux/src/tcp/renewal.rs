@@ -17,7 +17,6 @@ use invar_core::auth::{AuthError, Calling, Resume, Session, SessionId};
 use invar_core::conn::stage::Side;
 use invar_core::conn::{RAILS_MAX, Stream, StreamError};
 use invar_core::param::PortRange;
-use socket2::SockRef;
 
 use super::{AuthListener, OobStream, Proof};
 use crate::clock::now_ns;
@@ -268,7 +267,7 @@ impl Caller {
         self.addrs.push(addr);
         if self.call.is_none() {
             // The door that the connection goes through comes last.
-            self.turn = self.turn.max(1) % self.addrs.len();
+            self.turn = self.turn.max(1);
         }
     }
 
@@ -280,7 +279,7 @@ impl Caller {
         match self.go_on(now) {
             Ok(Some(stream)) => {
                 self.pause = PAUSE[0];
-                self.turn = (self.turn + 1) % self.addrs.len();
+                self.next_turn();
                 Ok(Some(stream))
             }
             Ok(None) => Ok(None),
@@ -291,7 +290,7 @@ impl Caller {
             Err(error @ (AuthError::Stream(_) | AuthError::HungUp)) => {
                 log::debug!("calling {} again: {error}", self.addrs[self.turn]);
                 self.give_up();
-                self.turn = (self.turn + 1) % self.addrs.len();
+                self.next_turn();
                 if self.turn == 0 {
                     self.next = now + self.pause;
                     self.pause = (2 * self.pause).min(PAUSE[1]);
@@ -305,11 +304,15 @@ impl Caller {
         }
     }
 
+    fn next_turn(&mut self) {
+        self.turn = (self.turn + 1) % self.addrs.len();
+    }
+
     /// Gives up a call. Nothing of it may reach the peer later, for the peer takes the newest call.
     fn give_up(&mut self) {
         if let Some(call) = self.call.take() {
-            // The call fails only if the socket does not exist.
-            let _ = SockRef::from(&call.stream.stream).set_linger(Some(Duration::ZERO));
+            // This fails only if the socket does not exist.
+            let _ = call.stream.leave_nothing_behind();
         }
     }
 
