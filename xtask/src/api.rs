@@ -1,7 +1,7 @@
 //! `cargo xtask ci --only api`: users of `invar` can name every type of its public signatures.
 //!
-//! The step reads the JSON that rustdoc writes. That output is unstable, so rustdoc runs with
-//! `RUSTC_BOOTSTRAP=1` on whatever toolchain CI has, and builds into a folder of its own.
+//! The step reads the JSON that rustdoc writes. That output is unstable, so a script makes rustdoc write it on
+//! whatever toolchain CI has.
 
 mod docs;
 mod signature;
@@ -15,6 +15,9 @@ use crate::workspace::Workspace;
 use docs::Docs;
 use surface::Surface;
 
+/// rustdoc with its unstable options.
+const RUSTDOC: &str = "xtask/unstable-rustdoc";
+
 /// The `invar` library and the crates whose items it re-exports.
 const CRATES: [&str; 5] = ["invar", "invar-core", "invar-linux", "invar-cuda", "invar-verbs"];
 
@@ -27,13 +30,11 @@ const RAW: &str = "invar::raw::";
 /// Reports every type that users cannot name, and every function that returns another error than
 /// [`ERROR`].
 pub(crate) fn run(shell: &Shell) -> Result<Outcome> {
-    let target_dir = Workspace::load(shell)?.target_dir.join("api");
-    let mut command = shell.cargo("doc --no-deps --target-dir");
-    command.arg(&target_dir).args(CRATES.map(|name| format!("-p{name}")));
-    command.env("RUSTC_BOOTSTRAP", "1");
+    let mut command = shell.cargo("doc --workspace --lib --no-deps");
+    command.env("RUSTDOC", shell.root().join(RUSTDOC));
     command.env("RUSTDOCFLAGS", "-Z unstable-options --output-format json");
     shell.run(command)?;
-    let docs = Docs::load(&target_dir.join("doc"), &CRATES)?;
+    let docs = Docs::load(&Workspace::load(shell)?.target_dir.join("doc"), &CRATES)?;
     let findings = check(&docs)?;
     if !findings.is_empty() {
         eprintln!("{}", findings.join("\n"));

@@ -68,7 +68,7 @@ impl Running {
 
 /// Lets Prometheus scrape a run of `invar perf` on loopback, and evaluate the rules.
 fn scrape_a_run(shell: &Shell) -> Result<()> {
-    shell.run(shell.cargo("build --package invar-cli"))?;
+    shell.run(shell.cargo("build --workspace --bin invar"))?;
     let target = Workspace::load(shell)?.target_dir;
     let folder = target.join("prometheus");
     let _ = fs::remove_dir_all(&folder);

@@ -12,7 +12,7 @@ use crate::workspace::Workspace;
 
 /// The time of a smoke run. It suffices to run every input of the corpus and to see that the target
 /// works at all.
-const SMOKE_SECONDS: u32 = 5;
+const SMOKE_SECONDS: u32 = 2;
 
 /// The options of cargo-fuzz. Sanitizers need a nightly compiler. Overflow checks and debug assertions
 /// are on without them.

@@ -31,7 +31,7 @@ struct Bench<'a> {
 
 /// Tries every launcher, and names those that this machine lacks.
 pub(crate) fn run(shell: &Shell) -> Result<()> {
-    shell.run(shell.cargo("build --package invar-cli"))?;
+    shell.run(shell.cargo("build --workspace --bin invar"))?;
     let target = Workspace::load(shell)?.target_dir;
     let directory = target.join("launchers");
     fs::create_dir_all(&directory).with_context(|| directory.display().to_string())?;

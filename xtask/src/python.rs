@@ -67,10 +67,10 @@ pub(crate) enum Profile {
 /// Builds the native module, and puts the package together. Returns the folder in which the package lies.
 pub(crate) fn build(shell: &Shell, profile: Profile) -> Result<PathBuf> {
     let (profile, flags) = match profile {
-        Profile::Release => ("release", "--release"),
-        Profile::Dev => ("debug", ""),
+        Profile::Release => ("release", "--release --package invar-python"),
+        Profile::Dev => ("debug", "--workspace --lib"),
     };
-    shell.run(shell.cargo(&format!("build --package invar-python {flags}")))?;
+    shell.run(shell.cargo(&format!("build {flags}")))?;
     let target = Workspace::load(shell)?.target_dir;
     let folder = target.join("python").join(profile);
     let package = folder.join("invar");

@@ -29,7 +29,7 @@ pub(crate) fn step(shell: &Shell) -> Result<Outcome> {
     }
     interop::run(shell)?;
     conformance(shell)?;
-    let invar = built(shell, "build -p invar-cli --bin", "invar")?.display().to_string();
+    let invar = built(shell, "build --workspace --bin", "invar")?.display().to_string();
     devices::run(shell, &invar)?;
     doctor::run(shell, &invar)?;
     perf::run(shell, &invar)?;
@@ -42,7 +42,7 @@ pub(crate) fn step(shell: &Shell) -> Result<Outcome> {
 
 /// Runs the conformance kit of every NIC on both ends of the guest's cable.
 fn conformance(shell: &Shell) -> Result<()> {
-    let tests = built(shell, "test --no-run -p invar-testkit --test", "verbs_conformance")?;
+    let tests = built(shell, "test --no-run --workspace --test", "verbs_conformance")?;
     let line = format!("INVAR_TEST_RDMA=rxe_a,rxe_b {} --nocapture", tests.display());
     guest(shell, None, &line).map(drop)
 }

@@ -101,7 +101,7 @@ impl Trials<'_> {
     /// The variables that `invar env` gives for this release.
     fn variables(&self) -> Result<BTreeMap<String, String>> {
         let shell = self.shell;
-        shell.run(shell.cargo("build --package invar-cli"))?;
+        shell.run(shell.cargo("build --workspace --bin invar"))?;
         let mut command = shell.program(&self.target.join("debug/invar"));
         command.args(["env", "--json", "--nccl"]).arg(self.library);
         clean(command.arg("--plugin").arg(self.plugin)).env_remove("LD_LIBRARY_PATH");

@@ -206,7 +206,7 @@ const REFUSALS: [(&str, &str, u8, &[&str]); 6] = [
 ];
 
 pub(super) fn run(shell: &Shell, invar: &str) -> Result<()> {
-    let reconnect = built(shell, "build -p invar-testkit --example", "reconnect")?;
+    let reconnect = built(shell, "build --workspace --example", "reconnect")?;
     let reconnect = reconnect.display();
     for fault in &FAULTS {
         let Fault { what, cause, undo, goes_on, .. } = fault;

@@ -39,7 +39,7 @@ struct InteropCase {
 }
 
 pub(super) fn run(shell: &Shell) -> Result<()> {
-    let peer = built(shell, "build -p invar-testkit --example", "rdma_peer")?;
+    let peer = built(shell, "build --workspace --example", "rdma_peer")?;
     let transfers = between_rxe_devices(shell, &peer, "transfers")?;
     let faults = between_rxe_devices(shell, &peer, "faults")?;
     for (what, way, table, lossy, expected) in [

@@ -24,7 +24,7 @@ const GIDS: [[u32; 2]; 2] = [[1, 1], [0, 2]];
 
 pub(super) fn run(shell: &Shell, invar: &str) -> Result<()> {
     // The command finds the library in its own folder.
-    shell.run(shell.cargo("build -p invar-soft-verbs"))?;
+    shell.run(shell.cargo("build --workspace --lib"))?;
     let (mut host, mut line) = ("set -e; ".to_owned(), "set -e; ".to_owned());
     let all = GIDS.iter().flat_map(|gids| CASES.iter().map(move |case| (gids, case)));
     for (port, ([ours, theirs], (program, arguments))) in (7000..).zip(all) {
