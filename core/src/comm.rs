@@ -17,6 +17,7 @@ mod group;
 mod line;
 mod post;
 mod rail_care;
+mod rail_shares;
 mod rails;
 mod recover;
 mod recovery;

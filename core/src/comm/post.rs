@@ -4,6 +4,7 @@
 //! bytes, since NCCL's LL and LL128 protocols need this. On each queue pair a message or group ends
 //! with one signaled WRITE_WITH_IMM, and the receiver counts one completion for each queue pair.
 
+use super::rail_shares::{Backlog, Shares};
 use super::row_keys;
 use super::sizes::{SIZES_ROW_BYTES, Sizes, SizesRow, sizes_offset};
 use crate::conn::{RAILS_MAX, Verbs};
@@ -45,10 +46,20 @@ fn rkey_for<N: Nic>(verbs: &Verbs<N>, qp: &N::Qp, row: u8, r: usize, first: u32)
     keys[verbs.nic.rail_of(qp) % RAILS_MAX]
 }
 
-/// The part of the next queue pair, `qp`, of a message of `len` bytes.
+/// Divides the `bytes` of the row with index `row` among the rails, if there are several.
+#[inline(always)]
+fn divide<N: Nic>(verbs: &Verbs<N>, backlog: &mut Backlog, row: u8, bytes: u32) -> Shares {
+    match N::RAILS_MAX == 1 || verbs.rails.count == 1 {
+        true => Shares::NONE,
+        false => backlog.divide(&verbs.rails.weights, row, bytes),
+    }
+}
+
+/// The part of the next queue pair, `qp`, of a message of `len` bytes, if its rail has a share of `shares`.
 #[inline(always)]
 pub(super) fn next_split<N: Nic>(
     verbs: &Verbs<N>,
+    shares: &Shares,
     split: &mut QpSplit,
     qp: &N::Qp,
     len: u32,
@@ -56,13 +67,12 @@ pub(super) fn next_split<N: Nic>(
     if N::RAILS_MAX == 1 || verbs.rails.count == 1 {
         return split.next_part();
     }
-    let weights = &verbs.rails.weights;
-    let sum: u64 = weights.iter().map(|weight| u64::from(*weight)).sum();
+    let (sum, part) = shares.of(verbs.nic.rail_of(qp));
     let all = sum * verbs.rails.qps as u64;
     if all == 0 {
         return split.next_part();
     }
-    let share = u64::from(len) * u64::from(weights[verbs.nic.rail_of(qp) % RAILS_MAX]);
+    let share = u64::from(len) * part;
     split.next_part_of(share.div_ceil(all).next_multiple_of(u64::from(QP_SPLIT_ALIGN)))
 }
 
@@ -156,6 +166,7 @@ pub(super) const fn with_imm(token: u32, imm_data: u32) -> SendWr {
 #[inline(never)]
 pub(super) fn post_single<N: Nic>(
     verbs: &Verbs<N>,
+    backlog: &mut Backlog,
     target: &Target,
     whole: &SendWr,
     row: u8,
@@ -165,10 +176,14 @@ pub(super) fn post_single<N: Nic>(
     let mut split = QpSplit::new(whole.sge.length, qps_of(verbs, only));
     let is_apart = target.is_apart(whole.sge.length);
     let (skipped, taken) = (only.unwrap_or(0), only.map_or(usize::MAX, |_| 1));
+    let shares = match only {
+        None => divide(verbs, backlog, row, whole.sge.length),
+        Some(_) => Shares::NONE,
+    };
     for qp in verbs.qps().skip(skipped).take(taken) {
         let length = match only {
             Some(_) => split.next_part().length,
-            None => next_split(verbs, &mut split, qp, whole.sge.length).length,
+            None => next_split(verbs, &shares, &mut split, qp, whole.sge.length).length,
         };
         wr.rkey = rkey_for(verbs, qp, row, 0, whole.rkey);
         wr.sge.length = length;
@@ -191,6 +206,7 @@ pub(super) fn post_single<N: Nic>(
 #[inline(never)]
 pub(super) fn post_parts<N: Nic>(
     verbs: &Verbs<N>,
+    backlog: &mut Backlog,
     [writes @ .., end]: &[SendWr; RECVS_MAX + 1],
     order: &[u8; RECVS_MAX],
     start: usize,
@@ -201,10 +217,13 @@ pub(super) fn post_parts<N: Nic>(
     let qps = u32::from(verbs.qp_count());
     let split = |write: &SendWr| (*write, QpSplit::new(write.sge.length, qps));
     let mut writes: heapless::Vec<_, RECVS_MAX> = writes.iter().map(split).collect();
+    let bytes = writes.iter().map(|(write, _)| write.sge.length);
+    let shares = divide(verbs, backlog, row, bytes.fold(0, u32::saturating_add));
     verbs.qps().try_for_each(|qp| {
         let parts = writes.iter_mut().zip(order).map(|((write, split), r)| {
             let rkey = rkey_for(verbs, qp, row, usize::from(*r), write.rkey);
-            SendWr { rkey, ..next_part(write, next_split(verbs, split, qp, write.sge.length)) }
+            let part = next_split(verbs, &shares, split, qp, write.sge.length);
+            SendWr { rkey, ..next_part(write, part) }
         });
         let parts = parts.filter(|part| part.sge.length > 0);
         let wrs: heapless::Vec<_, { RECVS_MAX + 1 }> = parts.chain([end]).collect();

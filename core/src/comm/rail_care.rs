@@ -3,7 +3,8 @@
 
 use super::base::{Base, Failed, Gate};
 use super::control::{Control, RailEnd, RailsReport};
-use super::rails::{ListOf, balance, shares};
+use super::rail_shares::{balance, weights};
+use super::rails::ListOf;
 use super::recovery::RecoveryStage;
 use super::route::Route;
 use crate::conn::wire::Preface;
@@ -204,7 +205,7 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
             };
             let speeds =
                 core::array::from_fn(|rail| if in_use.has(rail) { speed(rail) } else { 0 });
-            verbs.rails.weights = shares(&speeds);
+            verbs.rails.weights = weights(&speeds);
         }
         verbs.use_rails(in_use);
         ends.qpn = verbs.nic.qp_num(&verbs.qp);

@@ -28,10 +28,6 @@ const TRIAL_NS: u64 = 10_000_000_000;
 const STALL_NS: u64 = 500_000_000;
 /// The time between two questions to all ports, unless a NIC reports about one.
 const PORTS_EVERY_NS: u64 = 250_000_000;
-/// The number of long messages after which the shares of the rails are compared.
-const WINDOW: u32 = 16;
-/// All shares together.
-const SHARES: u16 = 1024;
 
 /// The state of a connection's rails at one end.
 pub(super) struct Rails {
@@ -266,36 +262,6 @@ impl Rails {
     }
 }
 
-/// Divides [`SHARES`] by speed.
-pub(super) fn shares(speeds: &[u32; RAILS_MAX]) -> [u16; RAILS_MAX] {
-    let sum: u64 = speeds.iter().map(|speed| u64::from(*speed)).sum();
-    speeds.map(|speed| (u64::from(speed) * u64::from(SHARES) / sum.max(1)) as u16)
-}
-
-/// Moves shares between the rails. `last` says for each rail how many long messages it finished after all
-/// other rails. A rail that is last more often than its turn has too large a share.
-pub(super) fn balance(
-    weights: &mut [u16; RAILS_MAX],
-    in_use: RailSet,
-    last: &mut [u32; RAILS_MAX],
-) {
-    let sum: u32 = in_use.iter().map(|rail| last[rail]).sum();
-    if in_use.len() < 2 || sum < WINDOW {
-        return;
-    }
-    let turn = sum / in_use.len() as u32;
-    let slowest = in_use.iter().max_by_key(|rail| last[*rail]);
-    let fastest = in_use.iter().min_by_key(|rail| last[*rail]);
-    if let (Some(slowest), Some(fastest)) = (slowest, fastest)
-        && last[slowest] > turn + turn / 2
-    {
-        let moved = weights[slowest].div_ceil(8).min(weights[slowest]);
-        weights[slowest] -= moved;
-        weights[fastest] += moved;
-    }
-    *last = [0; RAILS_MAX];
-}
-
 /// Rails for people: `0+2`.
 pub(super) struct ListOf(pub(super) RailSet);
 
@@ -305,34 +271,5 @@ impl core::fmt::Display for ListOf {
             write!(f, "{}{rail}", if i == 0 { "" } else { "+" })?;
         }
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    pub(super) fn shares_follow_the_speeds() {
-        assert_eq!(shares(&[100, 300, 0, 0, 0, 0, 0, 0])[..3], [256, 768, 0]);
-        assert_eq!(shares(&[u32::MAX; RAILS_MAX]), [128; RAILS_MAX]);
-    }
-
-    #[test]
-    fn the_shares_of_two_rails_become_right_whatever_they_were() {
-        // Rail 0 moves four times as many bytes in a second as rail 1.
-        for start in [[512, 512], [1024, 0], [0, 1024], [100, 924]] {
-            let mut weights = [0; RAILS_MAX];
-            weights[..2].copy_from_slice(&start);
-            let in_use = RailSet::first(2);
-            for _ in 0..200 {
-                let is_first_late = u32::from(weights[0]) < 4 * u32::from(weights[1]);
-                let mut last = [0; RAILS_MAX];
-                last[usize::from(is_first_late)] = WINDOW;
-                balance(&mut weights, in_use, &mut last);
-            }
-            assert_eq!(weights[0] + weights[1], SHARES);
-            assert!((700..920).contains(&weights[0]), "{start:?} {weights:?}");
-        }
     }
 }

@@ -9,9 +9,11 @@ use super::control::RowSet;
 use super::fast::Fast;
 use super::flush::Flushes;
 use super::post::SMALL_BYTES_MAX;
+use super::rail_shares::Backlog;
 use super::rails::RailWork;
 use super::send_buf::SendBuf;
 use super::sizes::Sizes;
+use crate::conn::rail_of;
 use crate::mutant::{Mutant, is_planted};
 use crate::nic::{Nic, SendList, Wc, WcOpcode};
 use crate::request::{Entry, MESSAGES, ROWS, RequestRing};
@@ -90,6 +92,7 @@ pub(super) struct Sent {
     /// rows may be under way, since the send queue has room for no more.
     pub(super) grouped: u64,
     rail_work: RailWork,
+    pub(super) backlog: Backlog,
 }
 
 impl<N: Nic> Route<N, Sending, MESSAGES> for Sent {
@@ -118,8 +121,11 @@ impl<N: Nic> Route<N, Sending, MESSAGES> for Sent {
 
     #[inline(always)]
     fn book(&mut self, reqs: &mut RequestRing<Sending, MESSAGES>, wc: &Wc) -> bool {
-        if N::RAILS_MAX > 1 && self.rail_work.book(wc) {
-            return true;
+        if N::RAILS_MAX > 1 {
+            if self.rail_work.book(wc) {
+                return true;
+            }
+            self.backlog.finish(wc.wr_id as u32, rail_of(wc.qp_num));
         }
         let entry = reqs.at(wc.wr_id as u32);
         let is_awaited = entry.book();
@@ -143,7 +149,7 @@ impl<N: Nic> Route<N, Sending, MESSAGES> for Sent {
 
 impl Sent {
     pub(super) const fn new() -> Self {
-        Sent { grouped: 0, rail_work: RailWork::NONE }
+        Sent { grouped: 0, rail_work: RailWork::NONE, backlog: Backlog::NONE }
     }
 
     /// Ends the other messages of a group once the group's last completion is booked.

@@ -277,8 +277,8 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
             sge: Sge { addr: buf.addr, length: buf.len, lkey: buf.lkey },
             ..with_imm(request.raw(), buf.len)
         };
-        let Self { base: Base { verbs, .. }, target, row, .. } = self;
-        if let Err(error) = post_single(verbs, target, &whole, *row, only) {
+        let Self { base: Base { verbs, route, .. }, target, row, .. } = self;
+        if let Err(error) = post_single(verbs, &mut route.backlog, target, &whole, *row, only) {
             self.base.rail_refused(error)?;
         }
         self.advance();

@@ -1,7 +1,7 @@
 //! The work requests of a transfer, for tracing. NCCL tells its profilers about each work request
 //! (`net_ib.cc ncclIbMultiSend`, `ncclIbIrecv`).
 
-use super::base::Gate;
+use super::base::{Base, Gate};
 use super::post::next_split;
 use super::{RecvComm, Request, SendComm};
 use crate::conn::Stream;
@@ -36,10 +36,11 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         let wr_id = if is_grouped { 0 } else { request.raw().into() };
         let is_apart = target.is_apart(len);
         let mut split = QpSplit::new(len, target.qps);
-        let verbs = &base.verbs;
+        let Base { verbs, route, .. } = &*base;
+        let shares = route.backlog.last;
         let nic = &verbs.nic;
         Some(verbs.qps().map(move |qp| {
-            let length = next_split(verbs, &mut split, qp, len).length;
+            let length = next_split(verbs, &shares, &mut split, qp, len).length;
             let opcode = if is_grouped || is_apart && length > 0 {
                 SendOpcode::RdmaWrite
             } else {

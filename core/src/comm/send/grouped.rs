@@ -151,13 +151,14 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
     /// Posts a group that has an empty message, or that goes over several queue pairs.
     #[inline(never)]
     fn post_group_parts(&mut self, start: usize) -> Result<(), Failed> {
-        let Self { base: Base { verbs, gate, reqs, .. }, group, row, target, .. } = self;
+        let Self { base: Base { verbs, gate, reqs, route, .. }, group, row, target, .. } = self;
         if N::RAILS_MAX > 1 {
             // An attempt may have changed the number of queue pairs since the first message was matched.
             let entries = reqs.row(group.first()).iter_mut();
             entries.filter(|entry| entry.is_awaiting()).for_each(|entry| entry.rearm(target.qps));
         }
-        let posted = post_parts(verbs, group.wrs(), group.order(), start, *row);
+        let backlog = &mut route.backlog;
+        let posted = post_parts(verbs, backlog, group.wrs(), group.order(), start, *row);
         *gate = Gate::Open;
         if let Err(error) = posted {
             self.base.rail_refused(error)?;

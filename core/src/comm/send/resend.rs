@@ -6,6 +6,7 @@ use crate::comm::base::{Base, Failed, Gate};
 use crate::comm::control::{Control, RowSet};
 use crate::comm::group::Group;
 use crate::comm::post::{only_qp, post_parts, post_single, qps_of, with_imm};
+use crate::comm::rail_shares::Backlog;
 use crate::comm::recover::Recovering;
 use crate::conn::Stream;
 use crate::error::Error;
@@ -51,6 +52,7 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         if !is_planted(Mutant::CountGroupTwice) {
             self.base.route.grouped = 0;
         }
+        self.base.route.backlog = Backlog::NONE;
         let arrived = match self.base.recovery.rails_report() {
             Some(report) if !is_planted(Mutant::ResendOvertaking) => report.arrived,
             _ => RowSet::default(),
@@ -163,7 +165,7 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
                 sge: Sge { addr: buf.addr, length: buf.len, lkey: buf.lkey },
                 ..with_imm(first.raw(), buf.len)
             };
-            post_single(verbs, target, &whole, at, only)
+            post_single(verbs, &mut route.backlog, target, &whole, at, only)
         } else if GROUP_NREQS.contains(&nreqs) {
             let mut group = Group::new(target);
             group.begin(nreqs, first);
@@ -177,7 +179,7 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
             }
             route.grouped += nreqs as u64;
             let (_, start) = group.finish(verbs, target, at);
-            post_parts(verbs, group.wrs(), group.order(), start, at)
+            post_parts(verbs, &mut route.backlog, group.wrs(), group.order(), start, at)
         } else {
             return Err(self.base.fail(Error::Unexpected));
         };
