@@ -10,6 +10,7 @@ mod report;
 
 use core::fmt;
 
+pub(crate) use completion::give_up_ns;
 pub use completion::{CompletionError, hint, status_name};
 pub use line::LineError;
 pub use recovery::{RecoveryError, Suspicion};
@@ -51,6 +52,13 @@ pub enum Error {
     Nic(NicError),
     /// A work request ended in error.
     Completion(CompletionError),
+    /// This end's port has a fault, and its queue pairs do not report what became of messages.
+    Port {
+        /// The port's fault.
+        trouble: &'static str,
+        /// Time in ms for which messages have waited.
+        waited_ms: u64,
+    },
     /// The TCP connection failed while connecting.
     Stream {
         /// Stage of the connection at that time.
@@ -158,9 +166,10 @@ impl Error {
             | Error::UnknownRequest(_)
             | Error::TooLong(_)
             | Error::SizeMismatch { .. } => ErrorKind::Usage,
-            Error::Nic(_) | Error::UnknownCompletion { .. } | Error::NotDelivered { .. } => {
-                ErrorKind::Local
-            }
+            Error::Nic(_)
+            | Error::Port { .. }
+            | Error::UnknownCompletion { .. }
+            | Error::NotDelivered { .. } => ErrorKind::Local,
             Error::Completion(c) => c.kind(),
             Error::Stream { error: StreamError::Os(_), .. } | Error::Timeout { .. } => {
                 ErrorKind::Network
@@ -214,6 +223,12 @@ impl fmt::Display for Error {
             ),
             Error::Nic(error) => error.fmt(f),
             Error::Completion(error) => error.fmt(f),
+            Error::Port { trouble, waited_ms } => write!(
+                f,
+                "messages have waited for {:.1} s, longer than queue pairs try; look at this end first: \
+                 {trouble}",
+                *waited_ms as f32 / 1e3
+            ),
             Error::Stream { stage, error, got, want } => {
                 write!(f, "{error} in state {stage}")?;
                 received(f, *got, *want)

@@ -296,7 +296,7 @@ impl About {
 /// Whether a connection failed because the peer did not answer in time.
 fn is_silence(error: &CoreError) -> bool {
     match error {
-        CoreError::Timeout { .. } => true,
+        CoreError::Timeout { .. } | CoreError::Port { .. } => true,
         CoreError::Completion(error) => {
             matches!(error.status, WcStatus::RETRY_EXC_ERR | WcStatus::RESP_TIMEOUT_ERR)
         }

@@ -16,7 +16,7 @@ use super::rails::Rails;
 use super::recovery::Recovery;
 use super::route::Route;
 use crate::conn::{CommSettings, Exchange, Parts, Stream, StreamError, Verbs, Wire, rail_of};
-use crate::error::{CompletionError, Ends, Error, Report, Suspicion};
+use crate::error::{CompletionError, Ends, Error, Report, Suspicion, give_up_ns};
 use crate::metrics::EndNumbers;
 use crate::nic::{Nic, NicError, PollError, Refusal, Refused, SendWr, Verb, Wc, WcStatus};
 use crate::request::{Progress, RequestRing};
@@ -82,6 +82,8 @@ pub(super) struct Base<N: Nic, S, R, T, const REQS: usize> {
     pub(super) stalls: stall::Watch,
     /// The number of reports about the port that were heeded.
     port_changes: u32,
+    /// The time since which this end's port has a fault, if messages wait for it and nothing makes it anew.
+    port_lost_ns: Option<u64>,
     pub(super) rails: Rails,
     pub(super) ends: Ends,
     pub(super) pending: Option<Exchange>,
@@ -124,6 +126,7 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
             recovery: Recovery::new(peer_port.is_some()),
             path: PathWatch::default(),
             port_changes,
+            port_lost_ns: None,
             stalls,
             rails,
             ends,
@@ -404,6 +407,30 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
             PathVerdict::Fine => {}
             PathVerdict::Ask => _ = self.line.send(&Control::Ask { rows: rows.said }),
             PathVerdict::Suspect => self.suspect(Suspicion::Silence),
+        }
+    }
+
+    /// Fails a connection without recovery if the port has a fault and messages wait for longer than queue pairs
+    /// try. A NIC without a link may complete nothing at all, not even with an error: `rdma_rxe` does so now and
+    /// then.
+    pub(super) fn look_at_port(&mut self, now_ns: u64, is_waiting: bool) {
+        let is_open = matches!(self.gate, Gate::Open | Gate::Group);
+        let changes = self.verbs.nic.port_changes();
+        let has_news = self.port_lost_ns.is_some() || changes != self.port_changes;
+        if !is_open || self.recovery.is_agreed() || !is_waiting || !has_news {
+            return;
+        }
+        self.port_changes = changes;
+        let Some(trouble) = self.verbs.port_trouble(self.verbs.lead()) else {
+            self.port_lost_ns = None;
+            return;
+        };
+        let lost_ns = *self.port_lost_ns.get_or_insert(now_ns);
+        let CommSettings { timeout, retry_cnt, .. } = self.verbs.settings;
+        let waited_ns = now_ns.saturating_sub(lost_ns);
+        // A NIC may take four times the time that it is told (IBTA §9.7.6.1.3).
+        if timeout > 0 && waited_ns > 4 * give_up_ns(timeout, retry_cnt) {
+            self.fail(Error::Port { trouble, waited_ms: waited_ns / 1_000_000 });
         }
     }
 

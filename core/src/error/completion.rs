@@ -43,11 +43,11 @@ impl CompletionError {
             _ => ErrorKind::Peer,
         }
     }
+}
 
-    /// Seconds after which a silent peer is given up: (1 + retries) × 4.096 µs × 2^t.
-    fn give_up_s(&self) -> f32 {
-        (1 + u32::from(self.retry_cnt)) as f32 * 4.096e-6 * (1u64 << self.timeout.min(31)) as f32
-    }
+/// The time after which a queue pair gives up a silent peer: (1 + retries) × 4.096 µs × 2^t.
+pub(crate) fn give_up_ns(timeout: u8, retry_cnt: u8) -> u64 {
+    (1 + u64::from(retry_cnt)) * (4096 << timeout.min(31))
 }
 
 impl fmt::Display for CompletionError {
@@ -61,7 +61,7 @@ impl fmt::Display for CompletionError {
             write!(
                 f,
                 ": no answer for {:.1} s (timeout {}, 1 + {} tries)",
-                self.give_up_s(),
+                give_up_ns(self.timeout, self.retry_cnt) as f32 / 1e9,
                 self.timeout,
                 self.retry_cnt
             )?;

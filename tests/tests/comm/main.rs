@@ -11,6 +11,7 @@ mod handshake_interleavings;
 mod hostile_peers;
 mod meddler;
 mod nccl_wire;
+mod ports;
 mod queue_pairs;
 mod rail_events;
 mod raw_peer;

@@ -13,16 +13,17 @@ use crate::rig;
 
 const SECOND: u64 = 1_000_000_000;
 
-struct Line {
-    nics: [Meddler; 2],
-    duo: Duo<Meddler>,
+/// A connection between two ports that a test breaks, and its time.
+pub(crate) struct Line {
+    pub(crate) nics: [Meddler; 2],
+    pub(crate) duo: Duo<Meddler>,
     from: Buffer<Meddler>,
     to: Buffer<Meddler>,
     now_ns: u64,
 }
 
 impl Line {
-    fn new(settings: [CommSettings; 2]) -> Self {
+    pub(crate) fn new(settings: [CommSettings; 2]) -> Self {
         let nics: [NullNic; 2] = NullNic::ports();
         let nics = nics.map(Meddler::new);
         let [a, b] = &nics;
@@ -32,13 +33,13 @@ impl Line {
         Line { nics, duo, from, to, now_ns: 5 * SECOND }
     }
 
-    fn irecv(&mut self, place: usize) -> Option<Request> {
+    pub(crate) fn irecv(&mut self, place: usize) -> Option<Request> {
         let (addr, rkey) = (self.to.addr(64 * place), self.to.rkey());
         let buf = RecvBuf { addr, len: 64, tag: 0, rkey };
         self.duo.recv.irecv(&[buf]).expect("irecv")
     }
 
-    fn isend(&mut self, place: usize) -> Option<Request> {
+    pub(crate) fn isend(&mut self, place: usize) -> Option<Request> {
         self.from.write(64 * place, &[place as u8 + 1; 64]);
         let buf = SendBuf { addr: self.from.addr(64 * place), len: 64, lkey: self.from.lkey() };
         self.duo.send.isend(&buf, 0).expect("isend")
@@ -64,12 +65,12 @@ impl Line {
     }
 
     /// Lets the polls of both ends hold completions back, or not.
-    fn hold(&self, holding: bool) {
+    pub(crate) fn hold(&self, holding: bool) {
         self.nics.iter().for_each(|nic| nic.plan.holding.set(holding));
     }
 
     /// Lets both ends go on for `ms` milliseconds.
-    fn pass(&mut self, ms: u64) -> Result<(), Error> {
+    pub(crate) fn pass(&mut self, ms: u64) -> Result<(), Error> {
         for _ in 0..ms {
             self.now_ns += 1_000_000;
             self.duo.send.check_peer(self.now_ns)?;
@@ -375,36 +376,6 @@ fn a_peer_that_makes_no_calls_is_not_waited_for_for_ever() {
     wait(2900).expect("there is time left");
     let error = wait(200).expect_err("too long");
     assert!(error.to_string().contains("has made no new queue pairs"), "{error}");
-}
-
-#[test]
-fn a_port_that_reports_a_fault_is_not_used_until_it_works_again() {
-    for end in 0..2 {
-        let mut line = Line::new([CommSettings::default(); 2]);
-        let port = line.nics[end].query_port().expect("a port");
-        line.nics[end].plan.port.set(Some(PortAttr { state: PortState::Down, ..port }));
-        line.pass(10).expect("nobody has reported anything");
-        assert_eq!([line.duo.send.recovery_stage(), line.duo.recv.recovery_stage()], [None; 2]);
-        line.nics[end].plan.port_changes.set(1);
-        line.pass(100).expect("there is time left");
-        let stages = [line.duo.send.recovery_stage(), line.duo.recv.recovery_stage()];
-        assert_eq!(stages[end], Some(RecoveryStage::Stopped));
-        line.nics[end].plan.port.set(None);
-        line.pass(1100).expect("a recovery");
-        assert_eq!([line.duo.send.attempts(), line.duo.recv.attempts()], [1, 1]);
-        let received = line.irecv(0).expect("a request");
-        let sent = line.isend(0).expect("a request");
-        assert_eq!(line.duo.send.test(&sent), Ok(Some(64)));
-        assert_eq!(line.duo.recv.test(&received).map(|sizes| sizes.is_some()), Ok(true));
-    }
-}
-
-#[test]
-fn a_report_about_a_port_that_works_again_changes_nothing() {
-    let mut line = Line::new([CommSettings::default(); 2]);
-    line.nics.iter().for_each(|nic| nic.plan.port_changes.set(2));
-    line.pass(100).expect("no fault");
-    assert_eq!([line.duo.send.attempts(), line.duo.recv.attempts()], [0, 0]);
 }
 
 #[test]

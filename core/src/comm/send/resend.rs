@@ -92,6 +92,7 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
             false => 0,
         };
         self.base.look_at_path(now_ns, PathRows { said, over, bytes }, false);
+        self.base.look_at_port(now_ns, over < said);
     }
 
     /// The number of the peer's rows whose slots have come, of the first `asked` ones.

@@ -1,0 +1,67 @@
+//! What a connection does when a port has a fault, with recovery and without.
+
+use invar_core::comm::RecoveryStage;
+use invar_core::conn::CommSettings;
+use invar_core::error::ErrorKind;
+use invar_core::nic::{Nic, PortAttr, PortState};
+
+use crate::recovery::Line;
+use crate::rig;
+
+#[test]
+fn a_port_that_reports_a_fault_is_not_used_until_it_works_again() {
+    for end in 0..2 {
+        let mut line = Line::new([CommSettings::default(); 2]);
+        let port = line.nics[end].query_port().expect("a port");
+        line.nics[end].plan.port.set(Some(PortAttr { state: PortState::Down, ..port }));
+        line.pass(10).expect("nobody has reported anything");
+        assert_eq!([line.duo.send.recovery_stage(), line.duo.recv.recovery_stage()], [None; 2]);
+        line.nics[end].plan.port_changes.set(1);
+        line.pass(100).expect("there is time left");
+        let stages = [line.duo.send.recovery_stage(), line.duo.recv.recovery_stage()];
+        assert_eq!(stages[end], Some(RecoveryStage::Stopped));
+        line.nics[end].plan.port.set(None);
+        line.pass(1100).expect("a recovery");
+        assert_eq!([line.duo.send.attempts(), line.duo.recv.attempts()], [1, 1]);
+        let received = line.irecv(0).expect("a request");
+        let sent = line.isend(0).expect("a request");
+        assert_eq!(line.duo.send.test(&sent), Ok(Some(64)));
+        assert_eq!(line.duo.recv.test(&received).map(|sizes| sizes.is_some()), Ok(true));
+    }
+}
+
+#[test]
+fn without_recovery_messages_wait_for_a_dead_port_no_longer_than_queue_pairs_would() {
+    // Queue pairs try twice for 67 ms, and a NIC may take four times as long.
+    let fragile = CommSettings { timeout: 14, retry_cnt: 1, ..rig::fragile() };
+    for (waits, is_back) in [(true, false), (true, true), (false, false)] {
+        let mut line = Line::new([fragile; 2]);
+        let port = line.nics[0].query_port().expect("a port");
+        line.hold(true);
+        if waits {
+            let _ = line.irecv(0).expect("a request");
+            let _ = line.isend(0).expect("a request");
+        }
+        line.nics[0].plan.port.set(Some(PortAttr { state: PortState::Down, ..port }));
+        line.nics[0].plan.port_changes.set(1);
+        line.pass(530).expect("there is time left");
+        if is_back {
+            line.nics[0].plan.port.set(None);
+        }
+        let ended = line.pass(30);
+        assert_eq!(ended.is_err(), waits && !is_back, "{waits} {is_back}");
+        if let Err(error) = ended {
+            let text = error.to_string();
+            assert!(text.contains("look at this end first: the port is down"), "{text}");
+            assert_eq!(error.kind(), ErrorKind::Local);
+        }
+    }
+}
+
+#[test]
+fn a_report_about_a_port_that_works_again_changes_nothing() {
+    let mut line = Line::new([CommSettings::default(); 2]);
+    line.nics.iter().for_each(|nic| nic.plan.port_changes.set(2));
+    line.pass(100).expect("no fault");
+    assert_eq!([line.duo.send.attempts(), line.duo.recv.attempts()], [0, 0]);
+}
