@@ -330,7 +330,8 @@ params! {
     /// Devices that work together: `mlx5_0+mlx5_1,mlx5_2+mlx5_3` makes two devices of four. Each connection
     /// runs over all ports of its device, its rails, and goes on while one of them works. Rails after a `/` are
     /// standby: of `mlx5_0/mlx5_1` the second carries data only while the first does not work, or if the peer
-    /// says so. The peer's rails are matched in the same order. Empty joins none.
+    /// says so. Software NICs are rails too: with `mlx5_0/soft0` the data goes through the operating system while
+    /// the RDMA port does not work. The peer's rails are matched in the same order. Empty joins none.
     INVAR_RAILS => rails: Option<&'a str> = "", Allowed::Name;
     /// The most detailed level of messages that are logged. Empty follows NCCL_DEBUG; without both it is
     /// warn. In the plugin NCCL_DEBUG counts.

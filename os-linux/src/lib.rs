@@ -23,6 +23,7 @@
 pub mod abort;
 pub mod biased;
 pub mod clock;
+pub mod either;
 pub mod env;
 pub mod interest;
 pub mod interface;

@@ -2,6 +2,7 @@
 
 use invar_core::nic::Mtu;
 use invar_core::roce::qp::Tuning;
+use invar_linux::either::Either;
 use invar_linux::soft::{SoftConfig, SoftNic};
 use invar_testkit::conformance::Testbed;
 use invar_testkit::nic_conformance;
@@ -22,6 +23,19 @@ fn software_nic() {
         };
         nic_conformance(|| Testbed::in_real_time(["soft0", "soft1"].map(open)), &[]);
     }
+}
+
+#[test]
+fn one_of_two_kinds_of_nics() {
+    type Nic = Either<NullNic, SoftNic>;
+    let first = || NullNic::ports().map(Nic::First);
+    nic_conformance(|| Testbed { ports: first(), pass: Box::new(|ns| ns) }, &[]);
+    let open = |name| {
+        let address = "127.0.0.1:0".parse().expect("an address");
+        SoftNic::open(&SoftConfig::new(name, address)).expect("a software NIC")
+    };
+    let second = || ["soft0", "soft1"].map(|name| Nic::Second(open(name)));
+    nic_conformance(|| Testbed::in_real_time(second()), &[]);
 }
 
 #[test]

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use invar_core::conn::RAILS_MAX;
 use invar_core::device::data_access;
 use invar_core::nic::{Nic, NicError};
+use invar_linux::either::Either;
 use invar_linux::rails::{JOINT, Rails, STANDBY, joined_name};
 use invar_linux::soft::{SoftConfig, SoftNic};
 use invar_verbs::VerbsNic;
@@ -69,8 +70,8 @@ impl DeviceInfo {
     /// [`Device::open_for`] opens the device.
     ///
     /// # Errors
-    /// The devices cannot work together: they are not 2 to 8 different ones, not of one kind and link layer, or
-    /// all of them are standby.
+    /// The devices cannot work together: they are not 2 to 8 different RDMA devices and software NICs of one link
+    /// layer, or all of them are standby.
     pub fn joined(rails: &[DeviceInfo]) -> Result<DeviceInfo, Error> {
         let (standby, active): (Vec<_>, Vec<_>) = rails.iter().partition(|rail| rail.standby);
         let name = joined_name(&names(&active), &names(&standby));
@@ -95,17 +96,11 @@ impl DeviceInfo {
                 rails.len()
             )));
         }
-        let other = rails.iter().find(|rail| rail.kind != first.kind);
-        if let Some(other) = other {
+        let is_rail = |kind| matches!(kind, DeviceKind::Verbs | DeviceKind::Soft);
+        if let Some(other) = rails.iter().find(|rail| !is_rail(rail.kind)) {
             return Err(refused(format!(
-                "{} is {}, and {} is {}; all rails must be of one kind",
-                first.name, first.kind, other.name, other.kind
-            )));
-        }
-        if !matches!(first.kind, DeviceKind::Verbs | DeviceKind::Soft) {
-            return Err(refused(format!(
-                "{} is {}; rails are RDMA devices or software NICs (INVAR_TRANSPORT=ib or soft)",
-                first.name, first.kind
+                "{} is {}; rails are RDMA devices or software NICs",
+                other.name, other.kind
             )));
         }
         if let Some(other) = rails.iter().find(|rail| rail.link_layer != first.link_layer) {
@@ -132,27 +127,29 @@ fn names<'a>(devices: &[&'a DeviceInfo]) -> Vec<&'a str> {
 
 /// Opens a device of rails.
 pub(super) fn open(info: &DeviceInfo, settings: &Settings) -> Result<Device, Error> {
-    let (adapter, access) = match info.kind {
-        DeviceKind::Verbs => {
-            let open = |rail: &DeviceInfo| {
-                let config = rdma::config(&rail.name, settings);
-                VerbsNic::open(&config).map_err(|error| Kind::Rdma(error).into())
-            };
-            (adapt_all(info, NicKind::CUSTOM_WITH_GPU, open)?, rdma::data_access(&settings.rdma))
-        }
-        DeviceKind::Soft => {
-            let open = |rail: &DeviceInfo| {
-                let addr = scoped(rail, SocketAddr::new(rail.address, 0))?;
-                let ports = settings.udp_ports();
-                let config = SoftConfig { ports, ..SoftConfig::new(&rail.name, addr) };
-                SoftNic::open(&config).map_err(|error| {
-                    Error::io(format_args!("opening {} at {}", rail.name, addr.ip()), error)
-                })
-            };
-            (adapt_all(info, NicKind::CUSTOM, open)?, data_access(0, false))
-        }
-        _ => return Err(no_device(&info.name, &Survey::default())),
+    let verbs = |rail: &DeviceInfo| {
+        let config = rdma::config(&rail.name, settings);
+        VerbsNic::open(&config).map_err(|error| Error::from(Kind::Rdma(error)))
     };
+    let soft = |rail: &DeviceInfo| {
+        let addr = scoped(rail, SocketAddr::new(rail.address, 0))?;
+        let ports = settings.udp_ports();
+        let config = SoftConfig { ports, ..SoftConfig::new(&rail.name, addr) };
+        SoftNic::open(&config).map_err(|error| {
+            Error::io(format_args!("opening {} at {}", rail.name, addr.ip()), error)
+        })
+    };
+    let [has_verbs, has_soft] = [DeviceKind::Verbs, DeviceKind::Soft]
+        .map(|kind| info.rails.iter().any(|rail| rail.kind == kind));
+    let adapter = match (has_verbs, has_soft) {
+        (true, false) => adapt_all(info, NicKind::CUSTOM_WITH_GPU, verbs)?,
+        (false, _) => adapt_all(info, NicKind::CUSTOM, soft)?,
+        (true, true) => adapt_all(info, NicKind::CUSTOM, |rail| match rail.kind {
+            DeviceKind::Verbs => verbs(rail).map(Either::First),
+            _ => soft(rail).map(Either::Second),
+        })?,
+    };
+    let access = if has_verbs { rdma::data_access(&settings.rdma) } else { data_access(0, false) };
     let role = |rail: &DeviceInfo| if rail.standby { " (standby)" } else { "" };
     let place = |rail: &DeviceInfo| format!("{} on {}{}", rail.name, rail.netdev, role(rail));
     let rails: Vec<String> = info.rails.iter().map(place).collect();
@@ -226,10 +223,9 @@ mod tests {
             ("b/c/e", "two lists of standby rails"),
             ("b/b", "b is there twice"),
             ("b/x", "no device is called 'x'"),
-            ("b/a", "b is soft, and a is ib"),
             ("b+b", "b is there twice"),
             ("b+x", "no device is called 'x'"),
-            ("a+b", "a is ib, and b is soft"),
+            ("b/d", "d is socket; rails are"),
             ("b+c,c+e", "no device is called 'c'"),
             ("d+d", "d is there twice"),
             ("i+a", "different link layers"),

@@ -1,10 +1,16 @@
 //! A device that reports its end, or that of a queue pair, takes its rail out of a connection. The other rails
 //! go on. Standby rails carry data only while no other rail works.
 
+use std::thread;
+use std::time::Duration;
+
 use invar_core::comm::{RecvBuf, SendBuf};
 use invar_core::conn::CommSettings;
 use invar_core::nic::{Gid, Nic, PortAttr, PortState, SendWr, Verb};
+use invar_linux::either::Either;
+use invar_linux::memory::HostMemory;
 use invar_linux::rails::Rails;
+use invar_linux::soft::{SoftConfig, SoftNic};
 use invar_testkit::duo::{self, Buffer, Duo};
 use invar_testkit::null::NullNic;
 
@@ -15,12 +21,14 @@ const BYTES: usize = 64;
 /// The message before which the event comes.
 const BROKEN: usize = 100;
 
-struct Line {
-    ends: [Rails<Meddler>; 2],
-    duo: Duo<Rails<Meddler>>,
-    from: Buffer<Rails<Meddler>>,
-    to: Buffer<Rails<Meddler>>,
+struct Line<N: Nic = Meddler> {
+    ends: [Rails<N>; 2],
+    duo: Duo<Rails<N>>,
+    from: Buffer<Rails<N>>,
+    to: Buffer<Rails<N>>,
     now_ns: u64,
+    /// The time that really passes in a millisecond.
+    nap: Duration,
 }
 
 impl Line {
@@ -28,14 +36,19 @@ impl Line {
     /// queue pairs.
     fn new(active: [usize; 2]) -> Self {
         let [a, b, c, d]: [NullNic; 4] = NullNic::ports();
-        let ends = [([a, b], active[0]), ([c, d], active[1])].map(|(rails, active)| {
-            Rails::new(rails.map(Meddler::new).to_vec(), active).expect("two rails")
-        });
+        Line::over([[a, b], [c, d]].map(|rails| rails.map(Meddler::new)), active, Duration::ZERO)
+    }
+}
+
+impl<N: Nic<Memory = HostMemory> + Clone> Line<N> {
+    fn over([here, there]: [[N; 2]; 2], active: [usize; 2], nap: Duration) -> Self {
+        let ends = [(here, active[0]), (there, active[1])]
+            .map(|(rails, active)| Rails::new(rails.to_vec(), active).expect("two rails"));
         let duo = duo::connect([&ends[0], &ends[1]], [CommSettings::default(); 2], || {});
         let duo = duo.expect("a connection");
         let from = Buffer::new(&ends[0], &duo.send_pd, MESSAGES * BYTES);
         let to = Buffer::new(&ends[1], &duo.recv_pd, MESSAGES * BYTES);
-        let mut line = Line { ends, duo, from, to, now_ns: 1_000_000_000 };
+        let mut line = Line { ends, duo, from, to, now_ns: 1_000_000_000, nap };
         line.pass(500);
         assert!(line.duo.send.attempts() > 0, "the second rail has joined");
         line
@@ -51,8 +64,20 @@ impl Line {
     fn pass(&mut self, ms: u64) {
         for _ in 0..ms {
             self.now_ns += 1_000_000;
+            if !self.nap.is_zero() {
+                thread::sleep(self.nap);
+            }
             self.duo.send.check_peer(self.now_ns).expect("a rail is left");
             self.duo.recv.check_peer(self.now_ns).expect("a rail is left");
+        }
+    }
+
+    /// Waits until these rails carry data.
+    fn until(&mut self, rails: &[u32]) {
+        let mut tries = 0..20_000;
+        while self.rails() != rails {
+            tries.next().unwrap_or_else(|| panic!("{:?} carry data, not {rails:?}", self.rails()));
+            self.pass(1);
         }
     }
 
@@ -128,6 +153,29 @@ fn a_standby_rail_carries_data_only_while_the_other_rail_does_not_work() {
         }
         let attempts = line.duo.send.attempts();
         assert!(attempts < 100, "{active:?} {end}: {attempts} attempts");
+    }
+}
+
+#[test]
+fn a_software_nic_carries_data_while_a_device_of_another_kind_does_not_work() {
+    type Kinds = Either<Meddler, SoftNic>;
+    let devices: [NullNic; 2] = NullNic::ports();
+    let devices = devices.map(Meddler::new);
+    let rails = devices.each_ref().map(|device| {
+        let address = "127.0.0.1:0".parse().expect("an address");
+        let soft = SoftNic::open(&SoftConfig::new("soft", address)).expect("a software NIC");
+        [Kinds::First(device.clone()), Kinds::Second(soft)]
+    });
+    let mut line = Line::over(rails, [1; 2], Duration::from_micros(200));
+    let mut numbers = 0..MESSAGES;
+    for end in [0, 1] {
+        line.until(&[0]);
+        numbers.by_ref().take(10).for_each(|number| line.exchange(number));
+        let port = devices[end].query_port().expect("a port");
+        devices[end].plan.port.set(Some(PortAttr { state: PortState::Down, ..port }));
+        line.until(&[1]);
+        numbers.by_ref().take(10).for_each(|number| line.exchange(number));
+        devices[end].plan.port.set(None);
     }
 }
 

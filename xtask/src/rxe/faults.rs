@@ -156,6 +156,9 @@ const INTERRUPTIONS: [(&str, &str); 2] = [
     ),
 ];
 
+/// Prints the name of the software NIC on loopback, of the list of devices.
+const NIC_ON_LOOPBACK: &str = "awk '$2 == \"soft\" && $4 == \"lo\" { print $1; exit }'";
+
 /// Runs that fail before they begin, or print a warning. Each has a title, the shell commands, the exit
 /// status of the last command, and texts that the output contains.
 const REFUSALS: [(&str, &str, u8, &[&str]); 6] = [
@@ -236,6 +239,13 @@ pub(super) fn run(shell: &Shell, invar: &str) -> Result<()> {
                 bail!("where {what}, from {client}: {why}; the guest said:\n{output}");
             }
         }
+    }
+    let last = format!("last=$({invar} devices | {NIC_ON_LOOPBACK})");
+    let [client, server] = BOTH_WAYS[0].map(|device| format!("{device}/$last"));
+    let line = format!("{last}; xtask/vm/flap {invar} {client} {server} 'ip link set veth0 down'");
+    let output = guest(shell, None, &line)?;
+    if let Err(why) = check_interruption(&output) {
+        bail!("where a software NIC takes over for good: {why}; the guest said:\n{output}");
     }
     for (what, line, status, says) in REFUSALS {
         let line = format!(

@@ -1,0 +1,222 @@
+//! One of two kinds of NICs as one type, so that an RDMA device and a software NIC can be [rails](crate::rails) of
+//! the same connection.
+
+use std::ffi::c_int;
+
+use invar_core::nic::{
+    Access, Ece, Gid, MemoryKeys, Nic, NicCounters, NicError, PollError, PortAttr, PortNotices,
+    QpCap, QpTransition, RecvWr, Refusal, Refused, SendList, SendWr, Verb, Wc,
+};
+
+/// A NIC of one of two kinds, or one of its handles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Either<A, B> {
+    /// The first kind.
+    First(A),
+    /// The second kind.
+    Second(B),
+}
+
+/// The reason why a handle of one kind is no handle of the other.
+const ALIEN: &str = "the handle belongs to a NIC of another kind";
+
+/// Calls a method of whichever NIC it is.
+macro_rules! either {
+    ($nic:expr, |$it:ident| $call:expr) => {
+        match $nic {
+            Either::First($it) => $call,
+            Either::Second($it) => $call,
+        }
+    };
+}
+
+/// Calls a method of whichever NIC it is with a handle of that NIC.
+macro_rules! with {
+    ($nic:expr, $handle:expr, |$it:ident, $own:ident| $call:expr, else $none:expr) => {
+        match ($nic, $handle) {
+            (Either::First($it), Either::First($own)) => $call,
+            (Either::Second($it), Either::Second($own)) => $call,
+            _ => $none,
+        }
+    };
+}
+
+fn alien<T>(verb: Verb) -> Result<T, NicError> {
+    Err(NicError::new(verb, 0, ALIEN))
+}
+
+impl<A: MemoryKeys, B: MemoryKeys> MemoryKeys for Either<A, B> {
+    fn lkey(&self) -> u32 {
+        either!(self, |mr| mr.lkey())
+    }
+
+    fn rkey(&self) -> u32 {
+        either!(self, |mr| mr.rkey())
+    }
+}
+
+impl<A: Nic, B: Nic<Memory = A::Memory>> Nic for Either<A, B> {
+    type Memory = A::Memory;
+    type Pd = Either<A::Pd, B::Pd>;
+    type Mr = Either<A::Mr, B::Mr>;
+    type Cq = Either<A::Cq, B::Cq>;
+    type Qp = Either<A::Qp, B::Qp>;
+
+    const GRANTS: bool = A::GRANTS || B::GRANTS;
+
+    fn name(&self) -> &str {
+        either!(self, |nic| nic.name())
+    }
+
+    fn query_port(&self) -> Result<PortAttr, NicError> {
+        either!(self, |nic| nic.query_port())
+    }
+
+    fn query_gid(&self, index: u8) -> Result<Gid, NicError> {
+        either!(self, |nic| nic.query_gid(index))
+    }
+
+    fn alloc(&self, len: usize) -> Result<Self::Memory, NicError> {
+        either!(self, |nic| nic.alloc(len))
+    }
+
+    fn alloc_pd(&self) -> Result<Self::Pd, NicError> {
+        Ok(match self {
+            Either::First(nic) => Either::First(nic.alloc_pd()?),
+            Either::Second(nic) => Either::Second(nic.alloc_pd()?),
+        })
+    }
+
+    fn connection_pd(&self, pd: &Self::Pd) -> Result<Self::Pd, NicError> {
+        Ok(match (self, pd) {
+            (Either::First(nic), Either::First(pd)) => Either::First(nic.connection_pd(pd)?),
+            (Either::Second(nic), Either::Second(pd)) => Either::Second(nic.connection_pd(pd)?),
+            _ => return alien(Verb::AllocPd),
+        })
+    }
+
+    fn grant(&self, pd: &Self::Pd, rkey: u32) {
+        with!(self, pd, |nic, pd| nic.grant(pd, rkey), else ());
+    }
+
+    fn reg_mr(
+        &self,
+        pd: &Self::Pd,
+        memory: &Self::Memory,
+        access: Access,
+    ) -> Result<Self::Mr, NicError> {
+        Ok(match (self, pd) {
+            (Either::First(nic), Either::First(pd)) => {
+                Either::First(nic.reg_mr(pd, memory, access)?)
+            }
+            (Either::Second(nic), Either::Second(pd)) => {
+                Either::Second(nic.reg_mr(pd, memory, access)?)
+            }
+            _ => return alien(Verb::RegMr),
+        })
+    }
+
+    fn create_cq(&self, depth: usize) -> Result<Self::Cq, NicError> {
+        Ok(match self {
+            Either::First(nic) => Either::First(nic.create_cq(depth)?),
+            Either::Second(nic) => Either::Second(nic.create_cq(depth)?),
+        })
+    }
+
+    fn create_qp(&self, pd: &Self::Pd, cq: &Self::Cq, cap: &QpCap) -> Result<Self::Qp, NicError> {
+        Ok(match (self, pd, cq) {
+            (Either::First(nic), Either::First(pd), Either::First(cq)) => {
+                Either::First(nic.create_qp(pd, cq, cap)?)
+            }
+            (Either::Second(nic), Either::Second(pd), Either::Second(cq)) => {
+                Either::Second(nic.create_qp(pd, cq, cap)?)
+            }
+            _ => return alien(Verb::CreateQp),
+        })
+    }
+
+    fn qp_num(&self, qp: &Self::Qp) -> u32 {
+        with!(self, qp, |nic, qp| nic.qp_num(qp), else 0)
+    }
+
+    fn modify_qp(&self, qp: &Self::Qp, transition: &QpTransition) -> Result<(), NicError> {
+        with!(self, qp, |nic, qp| nic.modify_qp(qp, transition), else alien(Verb::ModifyQp))
+    }
+
+    fn query_ece(&self, qp: &Self::Qp) -> Option<Ece> {
+        with!(self, qp, |nic, qp| nic.query_ece(qp), else None)
+    }
+
+    fn set_ece(&self, qp: &Self::Qp, ece: &Ece) -> Result<(), NicError> {
+        with!(self, qp, |nic, qp| nic.set_ece(qp, ece), else alien(Verb::SetEce))
+    }
+
+    fn post_send(&self, qp: &Self::Qp, wrs: &[SendWr]) -> Result<(), NicError> {
+        with!(self, qp, |nic, qp| nic.post_send(qp, wrs), else alien(Verb::PostSend))
+    }
+
+    fn post_list_ahead<const L: usize>(
+        &self,
+        qp: &Self::Qp,
+        list: &mut SendList<L>,
+        from: usize,
+        refusal: &mut Refusal,
+    ) -> Result<(), Refused> {
+        let alien = NicError::new(Verb::PostSend, 0, ALIEN);
+        with!(
+            self, qp, |nic, qp| nic.post_list_ahead(qp, list, from, refusal),
+            else Err(refusal.because(alien))
+        )
+    }
+
+    fn post_recv(&self, qp: &Self::Qp, wr: &RecvWr) -> Result<(), NicError> {
+        with!(self, qp, |nic, qp| nic.post_recv(qp, wr), else alien(Verb::PostRecv))
+    }
+
+    fn post_empty_recv(
+        &self,
+        qp: &Self::Qp,
+        wr: &RecvWr,
+        refusal: &mut Refusal,
+    ) -> Result<(), Refused> {
+        let alien = NicError::new(Verb::PostRecv, 0, ALIEN);
+        with!(
+            self, qp, |nic, qp| nic.post_empty_recv(qp, wr, refusal),
+            else Err(refusal.because(alien))
+        )
+    }
+
+    fn explain(&self, qp: &Self::Qp, wrs: &[SendWr], refused: Refused) -> NicError {
+        let alien = NicError::new(Verb::PostSend, refused.errno, ALIEN);
+        with!(self, qp, |nic, qp| nic.explain(qp, wrs, refused), else alien)
+    }
+
+    fn poll(&self, cq: &Self::Cq, wcs: &mut [Wc]) -> Result<u32, PollError> {
+        let alien = PollError { errno: libc::EINVAL as u16 };
+        with!(self, cq, |nic, cq| nic.poll(cq, wcs), else Err(alien))
+    }
+
+    fn arm(&self, cq: &Self::Cq, writes: bool, ready: &mut dyn FnMut(c_int)) -> bool {
+        with!(self, cq, |nic, cq| nic.arm(cq, writes, ready), else false)
+    }
+
+    fn check(&self, qp: &Self::Qp) -> Result<(), NicError> {
+        with!(self, qp, |nic, qp| nic.check(qp), else alien(Verb::AsyncEvent))
+    }
+
+    fn port_changes(&self) -> u32 {
+        either!(self, |nic| nic.port_changes())
+    }
+
+    fn notices(&self) -> PortNotices {
+        either!(self, |nic| nic.notices())
+    }
+
+    fn counters(&self) -> NicCounters {
+        either!(self, |nic| nic.counters())
+    }
+
+    fn progress(&self) {
+        either!(self, |nic| nic.progress());
+    }
+}
