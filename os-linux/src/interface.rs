@@ -279,6 +279,14 @@ unsafe fn socket_addr(addr: *const libc::sockaddr) -> Option<SocketAddr> {
     }
 }
 
+/// Whether an address names a host only together with a link.
+pub fn is_link_local(ip: &IpAddr) -> bool {
+    match ip {
+        IpAddr::V4(v4) => v4.is_link_local(),
+        IpAddr::V6(v6) => v6.is_unicast_link_local(),
+    }
+}
+
 /// Returns a number for the network namespace of the calling thread; 0 if there is no `/proc`.
 pub fn namespace() -> u64 {
     rustix::fs::stat("/proc/thread-self/ns/net").map_or(0, |stat| stat.st_ino)

@@ -4,6 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use invar::{DeviceInfo, DeviceKind, Settings};
+use invar_linux::interface::is_link_local;
 
 use super::about::{self, About};
 use super::client::Hello;
@@ -74,13 +75,6 @@ impl Offer {
             transport: info.kind.to_string(),
             is_loopback: has_only(IpAddr::is_loopback),
         })
-    }
-}
-
-fn is_link_local(ip: &IpAddr) -> bool {
-    match ip {
-        IpAddr::V4(v4) => v4.is_link_local(),
-        IpAddr::V6(v6) => v6.is_unicast_link_local(),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use invar_linux::interface::Interface;
+use invar_linux::interface::{Interface, is_link_local};
 
 use crate::doctor::host::Host;
 use crate::doctor::rdma::{Gid, RdmaDevice, RdmaPort};
@@ -25,13 +25,6 @@ pub(super) fn check(host: &Host, report: &mut Report) {
 /// The address that a GID stands for.
 fn ip(gid: &Gid) -> IpAddr {
     gid.address.to_ipv4_mapped().map_or(IpAddr::V6(gid.address), IpAddr::V4)
-}
-
-fn is_link_local(gid: &Gid) -> bool {
-    match ip(gid) {
-        IpAddr::V4(v4) => v4.is_link_local(),
-        IpAddr::V6(v6) => v6.is_unicast_link_local(),
-    }
 }
 
 fn check_port(host: &Host, port: &RdmaPort, interfaces: &[Interface], report: &mut Report) {
@@ -57,12 +50,12 @@ fn check_port(host: &Host, port: &RdmaPort, interfaces: &[Interface], report: &m
         let costs = "RoCE v1 is not routed, and peers with RoCE v2 do not answer (error 12)";
         let mend = format!("cma_roce_mode -d {} -p {} -m 2", device(port), port.number);
         report.find(find(Severity::Bad, "gid-no-roce-v2", what, costs, mend));
-    } else if v2.iter().all(|gid| is_link_local(gid)) {
+    } else if v2.iter().all(|gid| is_link_local(&ip(gid))) {
         let what = format!("all its GIDs of RoCE v2 are link-local, as {}", ip(v2[0]));
         let costs = "it reaches only peers of its own link, and none behind a router";
         report.find(find(Severity::Warn, "gid-link-local", what, costs, add));
     }
-    let has_good = v2.iter().any(|gid| !is_link_local(gid) && is_held(gid, interfaces));
+    let has_good = v2.iter().any(|gid| !is_link_local(&ip(gid)) && is_held(gid, interfaces));
     let strays = strays(port, &v2, has_good, interfaces);
     let mut is_well = has_good && strays.is_empty();
     strays.into_iter().for_each(|finding| report.find(finding));
@@ -82,7 +75,7 @@ fn is_held(gid: &Gid, interfaces: &[Interface]) -> bool {
 /// Finds GIDs of RoCE v2 whose address this network namespace does not have. If the port also has a good
 /// GID, Invar takes that one. A device shows the GIDs of all namespaces, so others may be there on purpose.
 fn strays(port: &RdmaPort, v2: &[&Gid], has_good: bool, interfaces: &[Interface]) -> Vec<Finding> {
-    let is_stray = |gid: &&&Gid| !is_link_local(gid) && !is_held(gid, interfaces);
+    let is_stray = |gid: &&&Gid| !is_link_local(&ip(gid)) && !is_held(gid, interfaces);
     let is_here = |gid: &&Gid| interfaces.iter().any(|interface| interface.name == gid.netdev);
     let strays = v2.iter().filter(is_stray).copied();
     let (stale, foreign): (Vec<&Gid>, Vec<&Gid>) = strays.partition(is_here);
@@ -137,7 +130,7 @@ fn chosen(
         Some(gid) if !gid.is_roce_v2 => {
             (Severity::Warn, "gid-index-v1", format!("{index} is {} of RoCE v1", ip(gid)))
         }
-        Some(gid) if is_link_local(gid) => {
+        Some(gid) if is_link_local(&ip(gid)) => {
             (Severity::Warn, "gid-index-link-local", format!("{index} is link-local, {}", ip(gid)))
         }
         Some(gid) if !is_held(gid, interfaces) => {
