@@ -1,9 +1,10 @@
 //! Measures the throughput of `invar perf` over loopback, with bare TCP and UDP between its runs. Then
-//! it checks the software NIC's other bars: `namespaces`, `lossy`, `round_trip`, `fabric`.
+//! it checks the software NIC's other bars: `namespaces`, `lossy`, `rails`, `round_trip`, `fabric`.
 
 mod fabric;
 mod lossy;
 mod namespaces;
+mod rails;
 mod round_trip;
 
 use std::collections::BTreeMap;
@@ -61,8 +62,14 @@ const CONTENDERS: [Contender; 6] = [
 
 pub(super) fn cases() -> Vec<&'static str> {
     let names = CONTENDERS.iter().map(|contender| contender.name);
-    let others =
-        [namespaces::CASE, lossy::CASE, round_trip::CASE, fabric::CONNECTIONS, fabric::LOSS];
+    let others = [
+        namespaces::CASE,
+        lossy::CASE,
+        rails::CASE,
+        round_trip::CASE,
+        fabric::CONNECTIONS,
+        fabric::LOSS,
+    ];
     names.chain(others).collect()
 }
 
@@ -74,6 +81,9 @@ pub(super) fn run(shell: &Shell, args: &Args) -> Result<Vec<String>> {
     }
     if args.wants(lossy::CASE) {
         missed.extend(lossy::run(shell)?);
+    }
+    if args.wants(rails::CASE) {
+        missed.extend(rails::run(shell)?);
     }
     if args.wants(round_trip::CASE) {
         missed.extend(round_trip::run(shell)?);

@@ -66,9 +66,9 @@ pub(super) fn run(shell: &Shell) -> Result<Vec<String>> {
 fn measure(hosts: &Hosts, invar: &std::path::Path) -> Result<Measured> {
     let mut all = [const { Vec::new() }; 4];
     for _ in 0..RUNS {
-        all[0].push(gbits(&perf(hosts, invar, "soft", MIB, MESSAGES, WINDOW)?)?);
-        all[1].push(gbits(&perf(hosts, invar, "socket", MIB, MESSAGES, WINDOW)?)?);
-        let row = perf(hosts, invar, "soft", SHORT_BYTES, SHORT_MESSAGES, 1)?;
+        all[0].push(gbits(&perf(hosts, invar, "soft", MIB, MESSAGES, WINDOW, &[])?)?);
+        all[1].push(gbits(&perf(hosts, invar, "socket", MIB, MESSAGES, WINDOW, &[])?)?);
+        let row = perf(hosts, invar, "soft", SHORT_BYTES, SHORT_MESSAGES, 1, &[])?;
         let us = |name: &str| row["latency_us"][name].as_f64().context("no latency_us");
         all[2].push(us("p50")?);
         all[3].push(us("p99")?);

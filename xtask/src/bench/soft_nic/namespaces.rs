@@ -39,7 +39,7 @@ pub(super) fn run(shell: &Shell) -> Result<Vec<String>> {
         for _ in 0..RUNS {
             rates[0].push(tcp(&hosts, Wait::Block)?);
             rates[1].push(tcp(&hosts, Wait::Poll)?);
-            rates[2].push(gbits(&perf(&hosts, &invar, "soft", MIB, MESSAGES, WINDOW)?)?);
+            rates[2].push(gbits(&perf(&hosts, &invar, "soft", MIB, MESSAGES, WINDOW, &[])?)?);
         }
         let [blocking, polled, soft] = rates.map(|mut rates| median(&mut rates));
         println!("    MTU {mtu} {blocking:8.1} {polled:8.1} {soft:8.1}");
@@ -62,7 +62,7 @@ fn stream(hosts: &Hosts) -> Result<Stream> {
 }
 
 /// The row that `invar perf` reports over `transport` for messages of `size` bytes from host 1 to host
-/// 0.
+/// 0. Both ends get the `flags`.
 pub(super) fn perf(
     hosts: &Hosts,
     invar: &Path,
@@ -70,10 +70,11 @@ pub(super) fn perf(
     size: usize,
     messages: usize,
     window: usize,
+    flags: &[&str],
 ) -> Result<Value> {
     let invar = invar.to_str().context("a path that is no text")?;
     let mut server = hosts.program(0, invar);
-    server.args(["perf", "--server"]).stdin(Stdio::null()).stdout(Stdio::piped());
+    server.args(["perf", "--server"]).args(flags).stdin(Stdio::null()).stdout(Stdio::piped());
     server.env("INVAR_TRANSPORT", transport);
     let processors = Processors::two();
     let mut server = Server(processors.call(0, || server.spawn())?);
@@ -84,7 +85,7 @@ pub(super) fn perf(
     let mut client = hosts.program(1, invar);
     let [size, messages, window] = [size, messages, window].map(|n| n.to_string());
     client.args(["perf", "-b", &size, "-e", &size, "-n", &messages, "--window", &window]);
-    client.args(["--json", "-", "--connect", &format!("[{}]:{port}", IPV6[0])]);
+    client.args(flags).args(["--json", "-", "--connect", &format!("[{}]:{port}", IPV6[0])]);
     client.env("INVAR_TRANSPORT", transport);
     let output = processors.call(1, || client.output())?;
     let text = String::from_utf8_lossy(&output.stderr);
