@@ -38,12 +38,20 @@ pub(crate) enum Profile {
 }
 
 impl Profile {
-    /// The directory of cargo's output, the directory for the plugin alone, and the flags.
+    /// The directory of cargo's output, the directory for the plugin alone, and cargo's command.
     fn layout(self) -> (&'static str, &'static str, &'static str) {
         match self {
-            Profile::Release => ("release", "plugin", "--release -- -C strip=symbols"),
-            Profile::Symbols => ("release", "plugin-with-symbols", "--release --"),
-            Profile::Dev => ("debug", "plugin-dev", "--"),
+            Profile::Release => (
+                "release",
+                "plugin",
+                "rustc --package invar-nccl-plugin --lib --release -- -C strip=symbols",
+            ),
+            Profile::Symbols => (
+                "release",
+                "plugin-with-symbols",
+                "rustc --package invar-nccl-plugin --lib --release --",
+            ),
+            Profile::Dev => ("debug", "plugin-dev", "build --workspace --lib"),
         }
     }
 }
@@ -51,8 +59,8 @@ impl Profile {
 /// Builds the plugin into a directory of its own. Returns its path. NCCL since 2.27 looks for a library
 /// called `invar` first. In cargo's folder it would find the command of that name.
 pub(crate) fn build(shell: &Shell, profile: Profile) -> Result<PathBuf> {
-    let (built_in, directory, flags) = profile.layout();
-    shell.run(shell.cargo(&format!("rustc --package invar-nccl-plugin --lib {flags}")))?;
+    let (built_in, directory, command) = profile.layout();
+    shell.run(shell.cargo(command))?;
     let target_dir = Workspace::load(shell)?.target_dir;
     let directory = target_dir.join(directory);
     fs::create_dir_all(&directory).with_context(|| directory.display().to_string())?;

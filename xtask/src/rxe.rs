@@ -22,6 +22,11 @@ use crate::vm;
 /// The most seconds that a guest may take. The host may be busy.
 const GUEST_LIMIT: &str = "600";
 
+/// Whether the user asks for all that the guest can test, which takes longer than CI has time.
+fn is_full() -> bool {
+    env::var("INVAR_TEST_GUEST").is_ok_and(|asked| asked == "full")
+}
+
 /// Runs all parts of the step, one after the other.
 pub(crate) fn step(shell: &Shell) -> Result<Outcome> {
     if let Err(why) = vm::require(shell) {

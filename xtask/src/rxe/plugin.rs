@@ -1,14 +1,14 @@
 //! Tests the NCCL plugin on the kernel's RoCE: every version of the interface, between two processes.
-//! Messages go over one and over four queue pairs. Two and three processes run one version of collNet. With
-//! `INVAR_TEST_COLLNET=full` every version of collNet runs as well, from two processes for the oldest to eight for
-//! the newest, each in a guest of its own.
+//! Messages go over one and over four queue pairs. Two and three processes run one version of collNet. A
+//! [full](super::is_full) run has every version of collNet as well, from two processes for the oldest to eight for the
+//! newest, each in a guest of its own.
 
+use std::fs;
 use std::path::PathBuf;
-use std::{env, fs};
 
 use anyhow::{Context, Result};
 
-use super::guest;
+use super::{guest, is_full};
 use crate::plugin;
 use crate::shell::Shell;
 use crate::workspace::Workspace;
@@ -20,7 +20,7 @@ const COLLNET: &str = "NCCL_COLLNET_ENABLE=1 NCCL_SHM_DISABLE=1";
 
 /// Runs `nccl-plugin/tests/c/drive.c` and `collnet.c` in the guest.
 pub(super) fn run(shell: &Shell) -> Result<()> {
-    let library = plugin::build(shell, plugin::Profile::Release)?;
+    let library = plugin::build(shell, plugin::Profile::Dev)?;
     let directory = library.parent().context("a file is in a directory")?;
     let programs = Workspace::load(shell)?.target_dir.join("plugin-programs");
     fs::create_dir_all(&programs)?;
@@ -54,7 +54,7 @@ pub(super) fn run(shell: &Shell) -> Result<()> {
         lines.push(collnet(COLLNET_VERSION, mode)?);
     }
     guest(shell, None, &lines.join("; "))?;
-    if env::var("INVAR_TEST_COLLNET").is_ok_and(|asked| asked == "full") {
+    if is_full() {
         for (version, ranks) in plugin::VERSIONS.zip(2..) {
             let line = collnet(version, &format!("{ranks} brief"))?;
             guest(shell, None, &format!("{prepare}; {line}"))
