@@ -385,8 +385,9 @@ fn usual(local: IpAddr, settings: &Settings) -> Result<Option<DeviceInfo>, Failu
     let Survey { mut devices, left_out, .. } = Device::survey(settings)?;
     devices.retain(|info| settings.takes(info.kind));
     let first = |is: &dyn Fn(&DeviceInfo) -> bool| devices.iter().find(|info| is(info)).cloned();
-    let is_first = |info: &DeviceInfo| is_hardware(info) || !info.rails.is_empty();
-    if let Some(nic) = first(&is_first) {
+    // Rails exist only because the user has named them.
+    let has_rails = |info: &DeviceInfo| !info.rails.is_empty();
+    if let Some(nic) = first(&has_rails).or_else(|| first(&is_hardware)) {
         return Ok(Some(nic));
     }
     if settings.takes(DeviceKind::Soft) {
