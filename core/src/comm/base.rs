@@ -82,8 +82,8 @@ pub(super) struct Base<N: Nic, S, R, T, const REQS: usize> {
     pub(super) stalls: stall::Watch,
     /// The number of reports about the port that were heeded.
     port_changes: u32,
-    /// The time since which this end's port has a fault, if messages wait for it and nothing makes it anew.
-    port_lost_ns: Option<u64>,
+    /// The rows that were over when a row began to wait for a port with a fault, and that time.
+    port_lost: Option<(u64, u64)>,
     pub(super) rails: Rails,
     pub(super) ends: Ends,
     pub(super) pending: Option<Exchange>,
@@ -126,7 +126,7 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
             recovery: Recovery::new(peer_port.is_some()),
             path: PathWatch::default(),
             port_changes,
-            port_lost_ns: None,
+            port_lost: None,
             stalls,
             rails,
             ends,
@@ -410,22 +410,25 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         }
     }
 
-    /// Fails a connection without recovery if the port has a fault and messages wait for longer than queue pairs
+    /// Fails a connection without recovery if the port has a fault and a row waits for longer than queue pairs
     /// try. A NIC without a link may complete nothing at all, not even with an error: `rdma_rxe` does so now and
     /// then.
-    pub(super) fn look_at_port(&mut self, now_ns: u64, is_waiting: bool) {
+    pub(super) fn look_at_port(&mut self, now_ns: u64, rows: PathRows) {
         let is_open = matches!(self.gate, Gate::Open | Gate::Group);
         let changes = self.verbs.nic.port_changes();
-        let has_news = self.port_lost_ns.is_some() || changes != self.port_changes;
-        if !is_open || self.recovery.is_agreed() || !is_waiting || !has_news {
+        if !is_open || self.recovery.is_agreed() || changes == self.port_changes {
             return;
         }
-        self.port_changes = changes;
+        if rows.over >= rows.said {
+            self.port_lost = None;
+            return;
+        }
         let Some(trouble) = self.verbs.port_trouble(self.verbs.lead()) else {
-            self.port_lost_ns = None;
+            (self.port_changes, self.port_lost) = (changes, None);
             return;
         };
-        let lost_ns = *self.port_lost_ns.get_or_insert(now_ns);
+        let lost = self.port_lost.filter(|(over, _)| *over == rows.over);
+        let (_, lost_ns) = *self.port_lost.insert(lost.unwrap_or((rows.over, now_ns)));
         let CommSettings { timeout, retry_cnt, .. } = self.verbs.settings;
         let waited_ns = now_ns.saturating_sub(lost_ns);
         // A NIC may take four times the time that it is told (IBTA §9.7.6.1.3).

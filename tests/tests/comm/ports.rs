@@ -1,4 +1,4 @@
-//! What a connection does when a port has a fault, with recovery and without.
+//! Ports that have a fault, under connections with recovery and without.
 
 use invar_core::comm::RecoveryStage;
 use invar_core::conn::CommSettings;
@@ -64,4 +64,24 @@ fn a_report_about_a_port_that_works_again_changes_nothing() {
     line.nics.iter().for_each(|nic| nic.plan.port_changes.set(2));
     line.pass(100).expect("no fault");
     assert_eq!([line.duo.send.attempts(), line.duo.recv.attempts()], [0, 0]);
+}
+
+#[test]
+fn without_recovery_a_connection_goes_on_over_a_faulty_port_as_long_as_messages_arrive() {
+    let fragile = CommSettings { timeout: 14, retry_cnt: 1, ..rig::fragile() };
+    let mut line = Line::new([fragile; 2]);
+    let port = line.nics[0].query_port().expect("a port");
+    line.nics[0].plan.port.set(Some(PortAttr { state: PortState::Down, ..port }));
+    line.nics[0].plan.port_changes.set(1);
+    for round in 0..8 {
+        let received = line.irecv(0).expect("a request");
+        line.hold(true);
+        let sent = line.isend(0).expect("a request");
+        line.pass(300).unwrap_or_else(|error| panic!("round {round}: {error}"));
+        line.hold(false);
+        assert_eq!(line.duo.send.test(&sent), Ok(Some(64)));
+        assert_eq!(line.duo.recv.test(&received).map(|sizes| sizes.is_some()), Ok(true));
+        // A pause is no wait.
+        line.pass(if round == 4 { 1_000 } else { 0 }).expect("nothing waits");
+    }
 }

@@ -91,8 +91,9 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
             true => reqs.row(entries(over)).iter().map(|entry| u64::from(entry.value.0.len)).sum(),
             false => 0,
         };
-        self.base.look_at_path(now_ns, PathRows { said, over, bytes }, false);
-        self.base.look_at_port(now_ns, over < said);
+        let rows = PathRows { said, over, bytes };
+        self.base.look_at_path(now_ns, rows, false);
+        self.base.look_at_port(now_ns, rows);
     }
 
     /// The number of the peer's rows whose slots have come, of the first `asked` ones.
