@@ -5,7 +5,7 @@ use std::ffi::c_int;
 
 use invar_core::nic::{
     Access, Ece, Gid, MemoryKeys, Nic, NicCounters, NicError, PollError, PortAttr, PortNotices,
-    QpCap, QpTransition, RecvWr, Refusal, Refused, SendList, SendWr, Verb, Wc,
+    QpCap, QpTransition, RecvWr, SendWr, Verb, Wc,
 };
 
 /// A NIC of one of two kinds, or one of its handles.
@@ -155,40 +155,8 @@ impl<A: Nic, B: Nic<Memory = A::Memory>> Nic for Either<A, B> {
         with!(self, qp, |nic, qp| nic.post_send(qp, wrs), else alien(Verb::PostSend))
     }
 
-    fn post_list_ahead<const L: usize>(
-        &self,
-        qp: &Self::Qp,
-        list: &mut SendList<L>,
-        from: usize,
-        refusal: &mut Refusal,
-    ) -> Result<(), Refused> {
-        let alien = NicError::new(Verb::PostSend, 0, ALIEN);
-        with!(
-            self, qp, |nic, qp| nic.post_list_ahead(qp, list, from, refusal),
-            else Err(refusal.because(alien))
-        )
-    }
-
     fn post_recv(&self, qp: &Self::Qp, wr: &RecvWr) -> Result<(), NicError> {
         with!(self, qp, |nic, qp| nic.post_recv(qp, wr), else alien(Verb::PostRecv))
-    }
-
-    fn post_empty_recv(
-        &self,
-        qp: &Self::Qp,
-        wr: &RecvWr,
-        refusal: &mut Refusal,
-    ) -> Result<(), Refused> {
-        let alien = NicError::new(Verb::PostRecv, 0, ALIEN);
-        with!(
-            self, qp, |nic, qp| nic.post_empty_recv(qp, wr, refusal),
-            else Err(refusal.because(alien))
-        )
-    }
-
-    fn explain(&self, qp: &Self::Qp, wrs: &[SendWr], refused: Refused) -> NicError {
-        let alien = NicError::new(Verb::PostSend, refused.errno, ALIEN);
-        with!(self, qp, |nic, qp| nic.explain(qp, wrs, refused), else alien)
     }
 
     fn poll(&self, cq: &Self::Cq, wcs: &mut [Wc]) -> Result<u32, PollError> {
