@@ -64,7 +64,7 @@ pub(super) fn next_split<N: Nic>(
     qp: &N::Qp,
     len: u32,
 ) -> QpPart {
-    if N::RAILS_MAX == 1 || verbs.rails.count == 1 {
+    if N::RAILS_MAX == 1 {
         return split.next_part();
     }
     let (sum, part) = shares.of(verbs.nic.rail_of(qp));
@@ -181,10 +181,7 @@ pub(super) fn post_single<N: Nic>(
         Some(_) => Shares::NONE,
     };
     for qp in verbs.qps().skip(skipped).take(taken) {
-        let length = match only {
-            Some(_) => split.next_part().length,
-            None => next_split(verbs, &shares, &mut split, qp, whole.sge.length).length,
-        };
+        let length = next_split(verbs, &shares, &mut split, qp, whole.sge.length).length;
         wr.rkey = rkey_for(verbs, qp, row, 0, whole.rkey);
         wr.sge.length = length;
         if is_apart && length > 0 {

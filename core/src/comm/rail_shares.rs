@@ -58,10 +58,10 @@ impl Backlog {
 
     /// Divides the `bytes` of a row among rails with these weights.
     pub(super) fn divide(&mut self, weights: &[u16; RAILS_MAX], row: u8, bytes: u32) -> Shares {
-        let sum: u64 = weights.iter().map(|weight| u64::from(*weight)).sum();
+        let weight: u64 = weights.iter().map(|weight| u64::from(*weight)).sum();
         let all = self.left.iter().sum::<u64>() + u64::from(bytes);
         let gets = |rail: usize| {
-            let due = u64::from(weights[rail]) * all / sum.max(1);
+            let due = u64::from(weights[rail]) * all / weight.max(1);
             due.saturating_sub(self.left[rail])
         };
         let gets: [u64; RAILS_MAX] = core::array::from_fn(gets);
