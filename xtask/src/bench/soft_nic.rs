@@ -12,6 +12,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
+use invar_testkit::namespaces::Hosts;
 use serde_json::Value;
 
 use super::Args;
@@ -147,6 +148,12 @@ fn misses(size: usize, medians: &BTreeMap<&str, f64>) -> Vec<String> {
         .filter(|(bar, _)| soft < *bar)
         .map(|(bar, what)| format!("soft at {} MiB ({soft:.1} of {bar:.1} {what})", size / MIB))
         .collect()
+}
+
+/// The hosts, unless this host cannot make them. Then it prints why.
+fn or_skip(made: Result<Hosts, String>) -> Option<Hosts> {
+    let skip = |error| println!("skipped: no such network between namespaces here: {error}");
+    made.map_err(skip).ok()
 }
 
 /// The median of `rates`. This function sorts `rates`.

@@ -5,7 +5,7 @@ use anyhow::{Context, Result};
 use invar_testkit::namespaces::Hosts;
 
 use super::namespaces::perf;
-use super::{MIB, WINDOW, built, gbits, median};
+use super::{MIB, WINDOW, built, gbits, median, or_skip};
 use crate::shell::Shell;
 
 pub(super) const CASE: &str = "lossy";
@@ -43,13 +43,7 @@ pub(super) fn run(shell: &Shell) -> Result<Vec<String>> {
         let mut rows = Vec::new();
         for per_mille in LOSSES_PER_MILLE {
             let made = Hosts::new(mtu).and_then(|hosts| hosts.lose(0, per_mille).map(|()| hosts));
-            let hosts = match made {
-                Ok(hosts) => hosts,
-                Err(error) => {
-                    println!("skipped: no bad network between namespaces here: {error}");
-                    return Ok(missed);
-                }
-            };
+            let Some(hosts) = or_skip(made) else { return Ok(missed) };
             let row = measure(&hosts, &invar)?;
             let Measured { soft_gbits, socket_gbits, p50_us, p99_us } = row;
             println!(

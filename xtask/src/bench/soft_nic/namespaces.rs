@@ -10,7 +10,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 use invar_testkit::namespaces::{Hosts, IPV6};
 use serde_json::Value;
 
-use super::{MIB, WINDOW, built, gbits, median, row};
+use super::{MIB, WINDOW, built, gbits, median, or_skip, row};
 use crate::bench::processors::Processors;
 use crate::bench::tcp::{self, Stream, Wait};
 use crate::shell::Shell;
@@ -28,13 +28,7 @@ pub(super) fn run(shell: &Shell) -> Result<Vec<String>> {
     let mut missed = Vec::new();
     println!("between two namespaces, messages of 1 MiB, Gbit/s: TCP blocking, TCP polled, soft");
     for mtu in [1500, 9000] {
-        let hosts = match Hosts::new(mtu) {
-            Ok(hosts) => hosts,
-            Err(error) => {
-                println!("skipped: no network namespaces here: {error}");
-                return Ok(missed);
-            }
-        };
+        let Some(hosts) = or_skip(Hosts::new(mtu)) else { return Ok(missed) };
         let mut rates = [const { Vec::new() }; 3];
         for _ in 0..RUNS {
             rates[0].push(tcp(&hosts, Wait::Block)?);

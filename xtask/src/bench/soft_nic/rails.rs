@@ -6,7 +6,7 @@ use anyhow::{Result, anyhow};
 use invar_testkit::namespaces::Hosts;
 
 use super::namespaces::perf;
-use super::{MIB, WINDOW, built, gbits};
+use super::{MIB, WINDOW, built, gbits, or_skip};
 use crate::shell::Shell;
 
 pub(super) const CASE: &str = "rails";
@@ -27,13 +27,7 @@ pub(super) fn run(shell: &Shell) -> Result<Vec<String>> {
     let mut missed = Vec::new();
     println!("over two links between namespaces, messages of 1 MiB, Gbit/s: each link alone, both");
     for rates in RATES {
-        let hosts = match links(rates) {
-            Ok(hosts) => hosts,
-            Err(error) => {
-                println!("skipped: no links of a fixed rate between namespaces here: {error}");
-                return Ok(missed);
-            }
-        };
+        let Some(hosts) = or_skip(links(rates)) else { return Ok(missed) };
         let alone = [
             measure(&hosts, &invar, "soft0", rates[0])?,
             measure(&hosts, &invar, "soft1", rates[1])?,
