@@ -10,8 +10,8 @@ use crate::workspace::Workspace;
 const OUTSIDE: [&str; 2] = [FUZZ, "xtask/no-std-proof/Cargo.toml"];
 const FUZZ: &str = "fuzz/Cargo.toml";
 
-/// Of each crate that others use: no feature, each feature alone, and all of them. `default` names one of these
-/// sets. The crate of the tests is left out, because the step `test` builds it without features and with all.
+/// The crates that others use, each with no feature, with each feature alone, and with all of them. `default` names
+/// one of these sets. The crate of the tests is left out, because the step `test` builds it without features and with all.
 const FEATURE_SETS: &str = "--workspace --ignore-private --exclude invar-testkit --each-feature \
                             --exclude-features default";
 
