@@ -11,6 +11,7 @@ mod programs;
 
 use std::env;
 use std::path::PathBuf;
+use std::time::Instant;
 
 use anyhow::{Context, Result};
 use serde_json::Value;
@@ -27,21 +28,32 @@ fn is_full() -> bool {
     env::var("INVAR_TEST_GUEST").is_ok_and(|asked| asked == "full")
 }
 
+type Part = fn(&Shell, &str) -> Result<()>;
+
+/// The parts of the step. Each gets the path of the command `invar`.
+const PARTS: [(&str, Part); 9] = [
+    ("interop", |shell, _| interop::run(shell)),
+    ("conformance", |shell, _| conformance(shell)),
+    ("devices", devices::run),
+    ("doctor", doctor::run),
+    ("perf", perf::run),
+    ("coll", coll::run),
+    ("faults", faults::run),
+    ("programs", programs::run),
+    ("plugin", |shell, _| plugin::run(shell)),
+];
+
 /// Runs all parts of the step, one after the other.
 pub(crate) fn step(shell: &Shell) -> Result<Outcome> {
     if let Err(why) = vm::require(shell) {
         return Ok(Outcome::Skipped(format!("{why:#}")));
     }
-    interop::run(shell)?;
-    conformance(shell)?;
     let invar = built(shell, "build --workspace --bin", "invar")?.display().to_string();
-    devices::run(shell, &invar)?;
-    doctor::run(shell, &invar)?;
-    perf::run(shell, &invar)?;
-    coll::run(shell, &invar)?;
-    faults::run(shell, &invar)?;
-    programs::run(shell, &invar)?;
-    plugin::run(shell)?;
+    for (name, part) in PARTS {
+        let start = Instant::now();
+        part(shell, &invar)?;
+        println!("  {name:12}{:5.0} s", start.elapsed().as_secs_f64());
+    }
     Ok(Outcome::Passed)
 }
 
