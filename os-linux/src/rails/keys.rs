@@ -10,6 +10,9 @@ use invar_core::conn::RAILS_MAX;
 const CHUNK: usize = 1024;
 /// The most chunks.
 const CHUNKS_MAX: usize = 1024;
+/// The most rows. A number's remainder is its row. The quotient counts how often the row was given back, so a number
+/// of an earlier registration is no number of a later one.
+const ROWS_MAX: u32 = (CHUNK * CHUNKS_MAX) as u32;
 
 /// All keys. Readers take no lock, since each work request needs keys.
 pub(super) struct Keys(Arc<Table>);
@@ -29,8 +32,7 @@ struct Row {
 struct Free {
     /// The lowest number that was never given out.
     next: u32,
-    /// Numbers that were given back. They are used again as late as possible, since a peer may still know
-    /// them.
+    /// The next numbers of rows that were given back, in that order. A chunk of them waits.
     returned: VecDeque<u32>,
 }
 
@@ -52,9 +54,10 @@ impl Keys {
     /// `None` if there are too many registrations.
     pub(super) fn take(&self, keys: impl Iterator<Item = (u32, u32)>) -> Option<Key> {
         let number = self.0.take()?;
-        let chunk = self.0.chunks.get(number as usize / CHUNK)?;
+        let row = (number % ROWS_MAX) as usize;
+        let chunk = self.0.chunks.get(row / CHUNK)?;
         let chunk = chunk.get_or_init(|| Box::new(std::array::from_fn(|_| Row::default())));
-        let Row { lkeys, rkeys } = &chunk[number as usize % CHUNK];
+        let Row { lkeys, rkeys } = &chunk[row % CHUNK];
         for ((lkey, rkey), (local, remote)) in keys.zip(lkeys.iter().zip(rkeys)) {
             local.store(lkey, Ordering::Release);
             remote.store(rkey, Ordering::Release);
@@ -78,7 +81,7 @@ impl Keys {
 impl Table {
     fn take(&self) -> Option<u32> {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-        if (free.next as usize) < CHUNK * CHUNKS_MAX {
+        if free.returned.len() < CHUNK && free.next < ROWS_MAX {
             free.next += 1;
             return Some(free.next - 1);
         }
@@ -86,8 +89,9 @@ impl Table {
     }
 
     fn row(&self, number: u32) -> Option<&Row> {
-        let chunk = self.chunks.get(number as usize / CHUNK)?.get()?;
-        Some(&chunk[number as usize % CHUNK])
+        let row = (number % ROWS_MAX) as usize;
+        let chunk = self.chunks.get(row / CHUNK)?.get()?;
+        Some(&chunk[row % CHUNK])
     }
 }
 
@@ -100,7 +104,7 @@ impl Key {
 impl Drop for Key {
     fn drop(&mut self) {
         let mut free = self.table.free.lock().unwrap_or_else(PoisonError::into_inner);
-        free.returned.push_back(self.number);
+        free.returned.push_back(self.number.wrapping_add(ROWS_MAX));
     }
 }
 
@@ -109,16 +113,34 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_number_has_the_keys_of_its_rails_and_comes_back_last() {
+    fn a_number_has_the_keys_of_its_rails() {
         let keys = Keys::new();
         let one = keys.take([(10, 20), (11, 21)].into_iter()).unwrap();
         let two = keys.take([(30, 40)].into_iter()).unwrap();
         assert_eq!((one.number(), two.number()), (1, 2));
         assert_eq!((keys.lkey(1, 1), keys.rkey(1, 0), keys.rkey(2, 0)), (11, 20, 40));
         assert_eq!((keys.lkey(0, 0), keys.rkey(999_999, 0), keys.rkey(u32::MAX, 0)), (0, 0, 0));
+    }
+
+    #[test]
+    fn a_row_that_was_given_back_gets_another_number_and_keeps_the_table_small() {
+        let keys = Keys::new();
+        let mut numbers = std::collections::HashSet::new();
+        for _ in 0..10 * CHUNK {
+            let key = keys.take([(7, 8)].into_iter()).unwrap();
+            assert_eq!((keys.lkey(key.number(), 0), keys.rkey(key.number(), 0)), (7, 8));
+            assert!(numbers.insert(key.number()));
+        }
+        assert!(keys.0.chunks[2..].iter().all(|chunk| chunk.get().is_none()));
+    }
+
+    #[test]
+    fn when_all_rows_are_taken_there_is_no_number_until_one_is_given_back() {
+        let keys = Keys::new();
+        let one = keys.take([(1, 1)].into_iter()).unwrap();
+        keys.0.free.lock().unwrap().next = ROWS_MAX;
+        assert!(keys.take([(1, 1)].into_iter()).is_none());
         drop(one);
-        assert_eq!(keys.take([(1, 1)].into_iter()).unwrap().number(), 3);
-        keys.0.free.lock().unwrap().next = (CHUNK * CHUNKS_MAX) as u32;
-        assert_eq!(keys.take([(1, 1)].into_iter()).map(|key| key.number()), Some(1));
+        assert_eq!(keys.take([(1, 1)].into_iter()).map(|key| key.number()), Some(1 + ROWS_MAX));
     }
 }
