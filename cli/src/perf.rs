@@ -189,11 +189,11 @@ pub(crate) struct Args {
     /// Make two hosts of network namespaces, and run one connection over two links that go down and up at random
     ///
     /// This takes root, and the command ip. Each line shows the links, the bandwidth, and the longest time
-    /// between two messages. All bytes are checked. `-D` sets the time [default: 20 s].
+    /// between two messages. All bytes are checked. `-D` sets the time [default: 20 s]. `--plot` draws the bandwidth.
     #[arg(long, conflicts_with_all = [
         "server", "connect", "nic", "rails", "min_bytes", "max_bytes", "factor", "iters", "warmup",
         "window", "recvs", "qps", "check", "no_check", "adaptive_routing", "json", "pcap", "rate",
-        "histogram", "plot", "bidirectional", "op", "gid_index", "port",
+        "histogram", "bidirectional", "op", "gid_index", "port",
     ])]
     chaos: bool,
 

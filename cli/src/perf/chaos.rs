@@ -5,10 +5,12 @@
 
 mod ends;
 mod hosts;
+mod plot;
 
 use std::fmt::{self, Write as _};
 use std::hash::{BuildHasher, RandomState};
 use std::io::{self, BufRead, BufReader, Read, Write};
+use std::ops::Range;
 use std::process::{Child, ExitCode};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,7 +22,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 
 use super::Args;
 use crate::failure::{Failure, WRONG};
-use crate::output::print;
+use crate::output::{OutputFile, print};
 use crate::parent::await_children;
 use ends::Slice;
 pub(super) use ends::{Role, run as run_end};
@@ -29,8 +31,8 @@ use hosts::{Hosts, LINKS};
 /// How long the links go down and up without another wish.
 const DURATION: Duration = Duration::from_secs(20);
 /// How long a link stays up and down, in milliseconds.
-const UP_MS: std::ops::Range<u64> = 700..2500;
-const DOWN_MS: std::ops::Range<u64> = 600..1800;
+const UP_MS: Range<u64> = 700..2500;
+const DOWN_MS: Range<u64> = 600..1800;
 /// The width of the picture of the bandwidth.
 const BAR: usize = 40;
 
@@ -40,12 +42,18 @@ struct Links {
     next: Duration,
     /// The link that is down.
     down: Option<usize>,
-    outages: u32,
+    outages: Vec<Outage>,
+}
+
+/// A time in which a link was down.
+struct Outage {
+    link: usize,
+    time: Range<Duration>,
 }
 
 impl Links {
     fn new() -> Self {
-        Links { up: [true; LINKS], next: Duration::from_secs(1), down: None, outages: 0 }
+        Links { up: [true; LINKS], next: Duration::from_secs(1), down: None, outages: Vec::new() }
     }
 
     /// Takes a link down or up, if its time has come.
@@ -56,12 +64,16 @@ impl Links {
         let pause = match self.down.take() {
             Some(link) => {
                 self.set(hosts, link, true)?;
+                if let Some(outage) = self.outages.last_mut() {
+                    outage.time.end = elapsed;
+                }
                 UP_MS
             }
             None => {
                 let link = random(0..LINKS as u64) as usize;
                 self.set(hosts, link, false)?;
-                (self.down, self.outages) = (Some(link), self.outages + 1);
+                self.down = Some(link);
+                self.outages.push(Outage { link, time: elapsed..Duration::MAX });
                 DOWN_MS
             }
         };
@@ -78,6 +90,7 @@ impl Links {
 /// Measures for the time that the user names, and prints what happens.
 pub(super) fn run(args: &Args) -> Result<ExitCode, Failure> {
     let duration = args.duration.unwrap_or(DURATION);
+    let plot = args.plot.as_deref().map(OutputFile::open).transpose()?;
     await_children()?;
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
@@ -95,7 +108,7 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, Failure> {
          time  links      GB/s  longest gap",
         duration.as_secs_f64()
     ))?;
-    let (mut links, mut sum) = (Links::new(), Slice::default());
+    let (mut links, mut sum, mut rates) = (Links::new(), Slice::default(), Vec::new());
     let mut fastest = 0.0_f64;
     let begin = Instant::now();
     while !stop.load(Ordering::Relaxed) {
@@ -104,6 +117,7 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, Failure> {
                 sum.add(&slice);
                 let rate = slice.rate();
                 fastest = fastest.max(rate);
+                rates.push((sum.time, rate));
                 say(row(sum.time, &links.up, &slice, fastest))?;
             }
             Err(RecvTimeoutError::Timeout) => links.step(&hosts, begin.elapsed())?,
@@ -127,10 +141,13 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, Failure> {
     say(format_args!(
         "\noutages {}, longest gap {:.0} ms, {:.2} GB/s on average, {checked} bytes checked, {wrong} \
          wrong",
-        links.outages,
+        links.outages.len(),
         sum.gap.as_secs_f64() * 1e3,
         sum.rate()
     ))?;
+    if let Some(mut file) = plot {
+        plot::write(&mut file, &rates, &links.outages)?;
+    }
     let is_well = wrong == 0 && (checked >= sum.bytes || is_cut_short);
     Ok(if is_well { ExitCode::SUCCESS } else { ExitCode::from(WRONG) })
 }
@@ -151,7 +168,7 @@ fn say(text: impl fmt::Display) -> Result<(), Failure> {
     print(io::stdout(), "the results", &text.to_string())
 }
 
-fn random(range: std::ops::Range<u64>) -> u64 {
+fn random(range: Range<u64>) -> u64 {
     let value = RandomState::new().hash_one(0);
     range.start + value % (range.end - range.start).max(1)
 }

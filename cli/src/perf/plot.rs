@@ -13,10 +13,11 @@ use crate::size::show;
 
 const SIZE: (u32, u32) = (900, 720);
 /// Colours that colour-blind people can tell apart (Okabe and Ito).
-const COLOURS: [RGBColor; 3] = [RGBColor(0, 114, 178), RGBColor(213, 94, 0), RGBColor(0, 158, 115)];
+pub(super) const COLOURS: [RGBColor; 3] =
+    [RGBColor(0, 114, 178), RGBColor(213, 94, 0), RGBColor(0, 158, 115)];
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
-type Drawn<'a> = Result<(), Box<dyn Error + 'a>>;
+pub(super) type Drawn<'a> = Result<(), Box<dyn Error + 'a>>;
 
 /// Writes an SVG with the bandwidth and the half round trips by size.
 pub(super) fn write(file: &mut OutputFile, header: &Header, rows: &[Row]) -> Result<(), Failure> {
