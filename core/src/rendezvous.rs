@@ -24,7 +24,7 @@ mod seal;
 mod unique_id;
 
 pub use crate::inbox::FrameError;
-pub use join::{JoinError, Member, admit, join, joined};
+pub use join::{Admitted, JoinError, Member, admit, join, joined};
 pub use message::{
     HEADER_BYTES, Incoming, NOBODY, RendezvousHeader, RendezvousKind, RendezvousMessage,
     SEALED_BYTES_MAX, TAG_BYTES,

@@ -162,7 +162,8 @@ impl Communicator {
         settings.usable()?;
         let dump = Dump::new(rank, nranks);
         let on_signal = dump.on_signal(settings)?;
-        let bootstrap = Bootstrap::join(id, (rank, nranks), settings.connect_within());
+        let (within, silence) = (settings.connect_within(), settings.silence());
+        let bootstrap = Bootstrap::join(id, (rank, nranks), within, silence);
         let bootstrap = Arc::new(bootstrap.map_err(Error::bootstrap)?);
         let StallSettings { after_ns, process, .. } = settings.stall();
         let board = Arc::new(Board::new(rank, process, Duration::from_nanos(after_ns)));
@@ -173,7 +174,6 @@ impl Communicator {
         let workplace = Mutex::new(Workplace::new(engine));
         let core = Core { bootstrap, workplace, queue: Queue::default() };
         let (core, worker) = (Arc::new(core), Mutex::default());
-        let within = settings.connect_within();
         let (_on_signal, _meeting) = (on_signal, None);
         let process = std::process::id();
         Ok(Communicator { core, process, worker, dump, transport, within, _on_signal, _meeting })

@@ -27,6 +27,7 @@ use invar_verbs::GidRules;
 use crate::Error;
 use crate::error::Kind;
 use crate::metrics;
+pub(crate) use effect::tcp_silence;
 pub(crate) use gpu::{GpuRules, StagingSize};
 pub use log_filter::{LogFilter, log_subsystem};
 pub use set::{RelaxedOrdering, RoceVersion};

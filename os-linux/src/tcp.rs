@@ -7,6 +7,7 @@ mod callers;
 mod congestion;
 mod reach;
 mod renewal;
+mod silence;
 mod vectored;
 
 use std::io::{self, ErrorKind, Read, Write};
@@ -21,30 +22,17 @@ use invar_core::conn::{Stream, StreamError};
 use invar_core::param::PortRange;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::set_tcp_quickack;
-use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
+use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 use crate::ports::bind_in_range;
 use renewal::{Door, Renewal};
 
 pub use callers::{AUTH_WITHIN_NS, AuthListener, Proof, TurnedAway, WhyNot};
 pub use congestion::{Congestion, CongestionRefused};
+pub use silence::SILENCE_MAX;
 
 /// Length of the accept queue; the kernel limits it to `net.core.somaxconn`.
 const BACKLOG: i32 = 16_384;
-
-/// Time after which the kernel gives up a peer whose host is silent (`tcp(7)`). Without unacknowledged
-/// data, keepalive detects the silence; otherwise `TCP_USER_TIMEOUT` does.
-///
-/// `TCP_USER_TIMEOUT` also ends a connection whose peer is alive but does not read, once the buffers are
-/// full. So connections that carry messages do not set this option. They notice a vanished host through
-/// the keepalive of another connection with the same peer.
-pub const SILENCE_MAX: Duration = Duration::from_secs(25);
-
-/// The kernel probes a silent peer after 10 s and gives it up 15 s later.
-const KEEPALIVE: TcpKeepalive = TcpKeepalive::new()
-    .with_time(Duration::from_secs(10))
-    .with_interval(Duration::from_secs(5))
-    .with_retries(3);
 
 /// A TCP listener for peers.
 #[derive(Debug)]
@@ -102,6 +90,8 @@ pub struct OobStream {
     peer: SocketAddr,
     /// The first error of the connection, shared because the kernel reports it once, to one handle only.
     error: Arc<OnceLock<StreamError>>,
+    /// Time after which this end gives up a silent host.
+    silence: Duration,
     /// The listener at which the peer may call again, and the ports for more of them.
     door: Option<(Arc<Door>, PortRange)>,
     renewal: Option<Renewal>,
@@ -121,7 +111,8 @@ impl OobStream {
     }
 
     fn new(stream: TcpStream, peer: SocketAddr) -> Self {
-        OobStream { stream, peer, error: Arc::default(), door: None, renewal: None }
+        let (error, silence) = (Arc::default(), SILENCE_MAX);
+        OobStream { stream, peer, error, silence, door: None, renewal: None }
     }
 
     /// Lets the peer make this connection anew. It calls a listener of this process at the address of this
@@ -135,16 +126,22 @@ impl OobStream {
         }
     }
 
-    /// Allows a peer any time to read, as long as its host answers. Only another connection then notices
-    /// a host that vanishes during a transfer.
-    pub(crate) fn wait_for_reader(&self) -> io::Result<()> {
-        SockRef::from(&self.stream).set_tcp_user_timeout(None)
+    /// Gives up a peer whose host is silent for `silence`, or that does not read for so long once the buffers
+    /// are full. A new connection does so after [`SILENCE_MAX`].
+    pub fn bear_silence(&mut self, silence: Duration) -> io::Result<()> {
+        self.silence = silence;
+        self.bound_silence()
     }
 
-    /// Gives up a peer that acknowledges nothing for [`SILENCE_MAX`], or does not read for so long once
-    /// the buffers are full. New connections have this setting.
+    /// Bounds silence again after [`wait_for_reader`](Self::wait_for_reader).
     pub(crate) fn bound_silence(&self) -> io::Result<()> {
-        SockRef::from(&self.stream).set_tcp_user_timeout(Some(SILENCE_MAX))
+        silence::bound(&self.stream, self.silence)
+    }
+
+    /// Allows a peer any time to read, as long as its host answers. A host that vanishes during a transfer is
+    /// then noticed by another connection, which has nothing to send.
+    pub(crate) fn wait_for_reader(&self) -> io::Result<()> {
+        silence::bound_idle(&self.stream, self.silence)
     }
 
     /// Returns the reason why the peer's host is unreachable, if the kernel knows. The call reads
@@ -210,7 +207,8 @@ impl OobStream {
     /// Returns another handle of the connection, so that one thread can send while another receives.
     pub fn try_clone(&self) -> io::Result<Self> {
         let (stream, error) = (self.stream.try_clone()?, Arc::clone(&self.error));
-        Ok(OobStream { stream, peer: self.peer, error, door: None, renewal: None })
+        let OobStream { peer, silence, .. } = *self;
+        Ok(OobStream { stream, peer, error, silence, door: None, renewal: None })
     }
 }
 
@@ -324,10 +322,8 @@ fn new_socket(addr: SocketAddr) -> io::Result<Socket> {
 /// Disables delays. The connection fails [`SILENCE_MAX`] after the peer's host or the network to it is
 /// gone.
 pub(crate) fn tune(socket: &impl AsFd) -> io::Result<()> {
-    let socket = SockRef::from(socket);
-    socket.set_tcp_nodelay(true)?;
-    socket.set_tcp_keepalive(&KEEPALIVE)?;
-    socket.set_tcp_user_timeout(Some(SILENCE_MAX))
+    SockRef::from(socket).set_tcp_nodelay(true)?;
+    silence::bound(socket, SILENCE_MAX)
 }
 
 fn is_not_now(error: &io::Error) -> bool {

@@ -116,7 +116,7 @@ fn a_rendezvous_keeps_strangers_off() {
         let (addr, process) = (hub.id().addr(), std::process::id());
         let door = Door { addr, secret, service: Service::Rendezvous, process };
         let visit = move || {
-            let rank = Bootstrap::join(&hub.id(), (0, 1), LIMIT).unwrap();
+            let rank = Bootstrap::join(&hub.id(), (0, 1), LIMIT, LIMIT).unwrap();
             assert_eq!(rank.all_gather(1, b"all there", LIMIT).unwrap(), [b"all there"]);
         };
         (door, visit)

@@ -104,6 +104,7 @@ fn measure(
     control: &mut Control,
     report: &mut Report,
 ) -> Result<u64, Failure> {
+    control.bear_silence(&job.settings)?;
     let chosen = choose(job.nic.as_deref(), control.local_ip()?, &job.settings)?;
     let theirs = match control.recv(ANSWER_WITHIN)? {
         Reply::Device { transport, devices, .. } => {

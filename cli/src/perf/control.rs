@@ -4,6 +4,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
+use invar::Settings;
 use invar_core::auth::{AuthError, Secret, Service, Session};
 use invar_core::conn::{Stream, StreamError};
 use invar_linux::tcp::OobStream;
@@ -64,6 +65,12 @@ impl Control {
 
     pub(super) fn new(stream: OobStream, peer: SocketAddr, session: Session) -> Self {
         Control { stream, peer, session, input: Vec::new() }
+    }
+
+    /// Gives up the other end if its host is silent for as long as the connection that is measured may be.
+    pub(super) fn bear_silence(&mut self, settings: &Settings) -> Result<(), Failure> {
+        let bearing = self.stream.bear_silence(settings.silence());
+        bearing.map_err(|error| Failure::io(self.peer, &error))
     }
 
     /// The session in which both ends have proved themselves.

@@ -47,7 +47,8 @@ fn check(launch: &Launch) -> Result<(), Failure> {
 fn exchange(launch: &Launch, settings: &Settings, port: u16) -> Result<SocketAddr, Failure> {
     let within = settings.connect_within();
     let meeting = launch.meet(settings)?;
-    let ranks = Bootstrap::join(&meeting.id, (launch.rank, launch.nranks), within);
+    let rank = (launch.rank, launch.nranks);
+    let ranks = Bootstrap::join(&meeting.id, rank, within, settings.silence());
     let ranks = ranks.map_err(Failure::new)?;
     let ports = ranks.all_gather(PORT, &port.to_be_bytes(), within).map_err(Failure::new)?;
     let port = ports.first().and_then(|bytes| bytes.as_slice().try_into().ok());

@@ -145,6 +145,7 @@ impl Client {
             }
             (asked, only) => asked.as_deref().or(only.as_deref()),
         };
+        control.bear_silence(&settings)?;
         let chosen = choose(nic, control.local_ip()?, &settings)?;
         let settings = settings_for(&settings, chosen.kind(), &setup.transport);
         let device = chosen.open(&settings)?;

@@ -1,5 +1,6 @@
 //! Two hosts, as far as the kernel is concerned: two network namespaces and a cable.
 
+use invar_linux::tcp::SILENCE_MAX;
 use invar_testkit::namespaces::{Hosts, IPV4, IPV6};
 
 use crate::*;
@@ -219,6 +220,42 @@ fn an_idle_end_notices_that_the_other_host_has_vanished() {
     for part in ["the TCP connection beside the queue pairs was lost", "not called again in 1.0 s"]
     {
         assert!(outcome.line().contains(part), "{}", outcome.stderr);
+    }
+}
+
+/// The outage is longer than TCP connections bear that are not told to. The ranks' rendezvous is over the same cable
+/// as their links.
+#[test]
+fn connections_and_ranks_over_tcp_outlive_a_long_outage() {
+    const MANY: u64 = 16 << 20;
+    const ADDRS: [&str; 2] = ["198.51.100.1", "198.51.100.2"];
+    let Some(hosts) = Hosts::or_skip(1500) else { return };
+    hosts.add_cable("v1", 1500, ADDRS).unwrap();
+    let tcp = [("INVAR_TRANSPORT", "socket"), ("NCCL_SOCKET_IFNAME", "v0")];
+    let [server, client] = under_way(&hosts, [&tcp; 2], &[]);
+    let ranks = [0, 1].map(|rank| {
+        let root = format!("{}:7000", ADDRS[0]);
+        let args =
+            ["coll", "all_reduce", "-b", "1M", "-e", "1M", "-n", "100000000", "--ranks", "2"];
+        let mut command = invar(&hosts, rank, &args);
+        command
+            .args(["--root", &root, "--rank", &rank.to_string()])
+            .env("INVAR_COLL_SECRET", "word");
+        Run::start(command.env("INVAR_TRANSPORT", "socket").env("NCCL_SOCKET_IFNAME", "v1"))
+    });
+    let more = |link| {
+        let before = sent_over(&hosts, 1, link);
+        watch(link, || sent_over(&hosts, 1, link) >= before + MANY);
+    };
+    let set = |link, state| hosts.ip(0, &format!("link set {link} {state}")).map(drop).unwrap();
+    let links = ["v0", "v1"];
+    links.into_iter().for_each(more);
+    links.into_iter().for_each(|link| set(link, "down"));
+    thread::sleep(SILENCE_MAX + Duration::from_secs(3));
+    links.into_iter().for_each(|link| set(link, "up"));
+    links.into_iter().for_each(more);
+    for mut run in [server, client].into_iter().chain(ranks) {
+        assert!(run.0.try_wait().expect("a process").is_none(), "an end has failed");
     }
 }
 

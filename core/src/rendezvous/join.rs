@@ -53,10 +53,13 @@ pub enum JoinError {
     Refused(heapless::String<96>),
 }
 
-/// Builds a rank's first message, which says that it is `rank` of `nranks`.
-pub fn join(rank: u32, nranks: u32, member: Member) -> RendezvousMessage {
+/// Builds a rank's first message, which says that it is `rank` of `nranks`. The hub is to give the rank's host up
+/// if it is silent for `silence_ms`.
+pub fn join(rank: u32, nranks: u32, member: Member, silence_ms: u32) -> RendezvousMessage {
     let join = Join { rank: U32::new(rank), nranks: U32::new(nranks), member };
-    RendezvousMessage::new(RendezvousKind::Join, join.as_bytes())
+    let mut message = RendezvousMessage::new(RendezvousKind::Join, join.as_bytes());
+    message.header.tag = silence_ms;
+    message
 }
 
 /// Handles the hub's answer to a [`join`] message.
@@ -71,8 +74,18 @@ pub fn joined(header: RendezvousHeader, body: &[u8]) -> Result<(), JoinError> {
     }
 }
 
-/// Handles a rank's first message. The function returns the rank and the process that joined. The hub
-/// answers a success with [`RendezvousKind::Welcome`].
+/// A rank that has joined.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Admitted {
+    /// The rank.
+    pub rank: u32,
+    /// The rank's process.
+    pub member: Member,
+    /// Time after which the hub is to give up the rank's host if it is silent, in ms; 0 is the hub's own choice.
+    pub silence_ms: u32,
+}
+
+/// Handles a rank's first message. The hub answers a success with [`RendezvousKind::Welcome`].
 ///
 /// # Errors
 /// The rank may not join.
@@ -80,14 +93,14 @@ pub fn admit(
     header: RendezvousHeader,
     body: &[u8],
     roster: &mut Roster,
-) -> Result<(u32, Member), JoinRefusal> {
+) -> Result<Admitted, JoinRefusal> {
     let join = match header.kind {
         RendezvousKind::Join => Join::read_from_bytes(body).map_err(|_| JoinRefusal::NoJoin)?,
         _ => return Err(JoinRefusal::NoJoin),
     };
     let rank = join.rank.get();
     roster.join(rank, join.nranks.get())?;
-    Ok((rank, join.member))
+    Ok(Admitted { rank, member: join.member, silence_ms: header.tag })
 }
 
 fn text(bytes: &[u8]) -> heapless::String<96> {

@@ -18,7 +18,8 @@ pub const NOBODY: u32 = u32::MAX;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum RendezvousKind {
-    /// Rank to hub, the first message: the rank says who it is.
+    /// Rank to hub, the first message: the rank says who it is. `tag` is the time in ms after which the hub is to
+    /// give up the rank's host if it is silent.
     Join = 2,
     /// Hub to rank: the rank has joined.
     Welcome = 3,

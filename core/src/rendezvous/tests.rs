@@ -14,8 +14,12 @@ fn meet(
     roster: &mut Roster,
     (rank, nranks): (u32, u32),
 ) -> (Result<u32, JoinRefusal>, Result<(), JoinError>) {
-    let said = join(rank, nranks, Member::default());
-    let admitted = admit(said.header, &said.body, roster).map(|(rank, _)| rank);
+    let silence_ms = 60_000 + rank;
+    let said = join(rank, nranks, Member::default(), silence_ms);
+    let admitted = admit(said.header, &said.body, roster).map(|admitted| {
+        assert_eq!((admitted.member, admitted.silence_ms), (Member::default(), silence_ms));
+        admitted.rank
+    });
     let answer = match &admitted {
         Ok(_) => RendezvousMessage::new(RendezvousKind::Welcome, &[]),
         Err(refusal) => {

@@ -28,6 +28,7 @@ use super::queue_pair::QueuePair;
 use crate::Error;
 use crate::error::Kind;
 use crate::raw::Session;
+use crate::settings::tcp_silence;
 use key::Keys;
 
 /// An open network interface.
@@ -46,7 +47,8 @@ impl OverTcp {
     fn settings(&self, settings: conn::CommSettings) -> SocketSettings {
         let (layout, congestion) = (self.layout, self.congestion.clone());
         let conn::CommSettings { timeout_ns, key, truncate, .. } = settings;
-        SocketSettings { layout, timeout_ns, congestion, key, truncate }
+        let silence = tcp_silence(&settings);
+        SocketSettings { layout, timeout_ns, silence, congestion, key, truncate }
     }
 }
 

@@ -8,7 +8,7 @@ use invar_core::device::NameFilter;
 use invar_core::nic::LinkLayer;
 use invar_core::param::{LogFormat, LogLevel, PortRange, TransportChoice};
 use invar_linux::interface::{self, Found, Interface, Rules};
-use invar_linux::tcp::Congestion;
+use invar_linux::tcp::{Congestion, SILENCE_MAX};
 
 use super::log_filter::LogFilter;
 use super::{Settings, remarks};
@@ -16,6 +16,14 @@ use crate::Error;
 use crate::device_info::{DeviceInfo, DeviceKind, ROCE_UDP_PORT};
 use crate::error::Kind;
 use crate::metrics;
+
+/// Returns the time after which the sockets of a connection over TCP give up a silent host.
+pub(crate) fn tcp_silence(settings: &conn::CommSettings) -> Duration {
+    match settings.recovery_timeout_ns {
+        0 => SILENCE_MAX,
+        within_ns => Duration::from_nanos(within_ns),
+    }
+}
 
 impl Settings {
     /// Returns the most detailed level of messages to log (`INVAR_LOG`, or else `NCCL_DEBUG`). The library
@@ -65,6 +73,12 @@ impl Settings {
     /// Returns the time limit for making a connection.
     pub fn connect_within(&self) -> Duration {
         Duration::from_nanos(self.conn.timeout_ns)
+    }
+
+    /// Returns the time after which a TCP connection gives up a silent host: that of
+    /// [`Settings::recovery_timeout`], or 25 s without recovery.
+    pub fn silence(&self) -> Duration {
+        tcp_silence(&self.conn)
     }
 
     /// Returns the most time that a wait spins before it sleeps (`INVAR_SPIN_US`).

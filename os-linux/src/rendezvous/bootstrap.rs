@@ -78,10 +78,12 @@ struct Blobs {
 impl Bootstrap {
     /// Joins as `rank` of `nranks`, and waits at most `within` until all ranks are there, plus two
     /// seconds for the hub's report of missing ranks. The hub may start to listen during this time.
+    /// Afterwards the rank and the hub give each other up if the other's host is silent for `silence`.
     pub fn join(
         id: &UniqueId,
         (rank, nranks): (u32, u32),
         within: Duration,
+        silence: Duration,
     ) -> Result<Self, BootstrapError> {
         let addr = id.addr();
         let failed = |text: String| BootstrapError::Join { rank, addr, text };
@@ -97,7 +99,9 @@ impl Bootstrap {
         let mut connection = authenticate(stream, id, deadline)?.ok_or_else(|| {
             failed(format!("the rendezvous did not prove itself within {within:?}"))
         })?;
-        let join = join(rank, nranks, this_member());
+        connection.bear_silence(silence);
+        let silence_ms = u32::try_from(silence.as_millis()).unwrap_or(u32::MAX);
+        let join = join(rank, nranks, this_member(), silence_ms);
         connection.say(&join).map_err(|error| failed(error.to_string()))?;
         let mut joined = false;
         let (host, communicator) = loop {

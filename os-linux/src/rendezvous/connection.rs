@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
 
 use invar_core::auth::Session;
 use invar_core::conn::{Stream, StreamError};
@@ -13,6 +14,8 @@ use rustix::event::{PollFd, PollFlags};
 use super::TICK;
 use crate::tcp::OobStream;
 use crate::unix::wait;
+
+const DAY: Duration = Duration::from_secs(86_400);
 
 /// The reason why a connection is over.
 #[derive(Debug, thiserror::Error)]
@@ -71,6 +74,12 @@ impl Connection {
         })
     }
 
+    /// Gives up the other end if its host is silent for `silence`, at most a day.
+    pub(super) fn bear_silence(&mut self, silence: Duration) {
+        // The system refuses only times that are too long.
+        let _ = self.stream.bear_silence(silence.min(DAY));
+    }
+
     /// The stream, for what the kernel knows about it.
     pub(super) fn stream(&self) -> &OobStream {
         &self.stream
@@ -116,7 +125,7 @@ impl Connection {
     }
 
     /// Sends the rest, and waits for room while `go_on` returns true. The kernel ends the connection if
-    /// the peer makes no room for [`SILENCE_MAX`](crate::tcp::SILENCE_MAX).
+    /// the peer makes no room for the time of [`bear_silence`](Self::bear_silence).
     pub(super) fn drain(&mut self, go_on: impl Fn() -> bool) -> Result<(), Lost> {
         while !self.out.is_empty() && go_on() {
             wait(&mut [PollFd::new(&*self, PollFlags::OUT)], TICK).map_err(Lost::Os)?;

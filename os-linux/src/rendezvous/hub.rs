@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 use invar_core::auth::{Secret, Service};
 use invar_core::param::PortRange;
 use invar_core::rendezvous::{
-    COMMUNICATOR_ID_BYTES, Member, NOBODY, RendezvousHeader, RendezvousKind, RendezvousMessage,
-    Roster, SEALED_BYTES_MAX, Speaker, UniqueId, admit,
+    Admitted, COMMUNICATOR_ID_BYTES, Member, NOBODY, RendezvousHeader, RendezvousKind,
+    RendezvousMessage, Roster, SEALED_BYTES_MAX, Speaker, UniqueId, admit,
 };
 use rustix::event::{PollFd, PollFlags};
 
@@ -242,8 +242,11 @@ impl Meeting {
                         continue;
                     }
                     match admit(header, &body, &mut self.roster) {
-                        Ok((rank, member)) => {
+                        Ok(Admitted { rank, member, silence_ms }) => {
                             let mut connection = newcomer.connection;
+                            if silence_ms > 0 {
+                                connection.bear_silence(Duration::from_millis(silence_ms.into()));
+                            }
                             let welcome = RendezvousMessage::new(RendezvousKind::Welcome, &[]);
                             // If the rank is gone, receiving will show it.
                             let _ = connection.say(&welcome);

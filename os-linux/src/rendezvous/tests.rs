@@ -12,7 +12,7 @@ use invar_core::rendezvous::{
 use super::connection::Connection;
 use super::*;
 use crate::clock::now_ns;
-use crate::tcp::{AuthListener, Proof};
+use crate::tcp::{AuthListener, Proof, SILENCE_MAX};
 use crate::test_wait::until;
 
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -22,15 +22,17 @@ fn hub(nranks: u32, within: Duration) -> Hub {
     Hub::listen((Ipv4Addr::LOCALHOST, 0).into(), PortRange::ANY, nranks, None, within).unwrap()
 }
 
+fn meet(id: &UniqueId, who: (u32, u32), within: Duration) -> Result<Bootstrap, BootstrapError> {
+    Bootstrap::join(id, who, within, SILENCE_MAX)
+}
+
 /// Runs `run` as each of `nranks` ranks.
 fn ranks<R: Send>(nranks: u32, run: impl Fn(Bootstrap) -> R + Sync) -> Vec<R> {
     let hub = hub(nranks, TIMEOUT);
     let (id, run) = (hub.id(), &run);
     thread::scope(|scope| {
         let threads: Vec<_> = (0..nranks)
-            .map(|rank| {
-                scope.spawn(move || run(Bootstrap::join(&id, (rank, nranks), TIMEOUT).unwrap()))
-            })
+            .map(|rank| scope.spawn(move || run(meet(&id, (rank, nranks), TIMEOUT).unwrap())))
             .collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     })
@@ -77,7 +79,7 @@ fn a_rank_that_takes_in_slowly_holds_up_who_sends_and_misses_nothing() {
     let blob = long_blob(0);
     thread::scope(|scope| {
         let slow = scope.spawn(|| join_by_hand(&id, (1, 2)));
-        let zero = Bootstrap::join(&id, (0, 2), TIMEOUT).unwrap();
+        let zero = meet(&id, (0, 2), TIMEOUT).unwrap();
         let mut slow = slow.join().unwrap();
         let sent = scope.spawn(|| {
             zero.send(1, 7, &blob).unwrap();
@@ -101,7 +103,7 @@ fn a_rank_that_takes_in_slowly_holds_up_who_sends_and_misses_nothing() {
 #[test]
 fn a_time_without_end_is_one() {
     let hub = hub(1, Duration::MAX);
-    let rank = Bootstrap::join(&hub.id(), (0, 1), Duration::MAX).unwrap();
+    let rank = meet(&hub.id(), (0, 1), Duration::MAX).unwrap();
     assert_eq!(rank.all_gather(8, b"alone", Duration::MAX).unwrap(), [b"alone"]);
 }
 
@@ -172,7 +174,7 @@ fn ranks_go_on_when_the_one_that_let_go_of_the_hub_has_left() {
     let hub = hub(3, TIMEOUT);
     let id = hub.id();
     thread::scope(|scope| {
-        let join = |rank| scope.spawn(move || Bootstrap::join(&id, (rank, 3), TIMEOUT).unwrap());
+        let join = |rank| scope.spawn(move || meet(&id, (rank, 3), TIMEOUT).unwrap());
         let [zero, one, two] = [0, 1, 2].map(join).map(|rank| rank.join().unwrap());
         drop(zero);
         drop(hub);
@@ -191,7 +193,7 @@ fn callers_who_say_nothing_keep_no_rank_out() {
     let id = hub.id();
     let _silent: Vec<_> = (0..300).map(|_| TcpStream::connect(id.addr()).unwrap()).collect();
     thread::scope(|scope| {
-        let join = |rank| scope.spawn(move || Bootstrap::join(&id, (rank, 2), within));
+        let join = |rank| scope.spawn(move || meet(&id, (rank, 2), within));
         for rank in [0, 1].map(join) {
             assert!(rank.join().unwrap().is_ok());
         }
@@ -215,7 +217,7 @@ fn join_by_hand(id: &UniqueId, who: (u32, u32)) -> Connection {
     let deadline = Instant::now() + TIMEOUT;
     let stream = reach::connect(id.addr(), deadline).ok().unwrap();
     let mut connection = reach::authenticate(stream, id, deadline).unwrap().unwrap();
-    connection.say(&join(who.0, who.1, this_member())).unwrap();
+    connection.say(&join(who.0, who.1, this_member(), 0)).unwrap();
     loop {
         let (header, _) = hear(&mut connection);
         if header.kind == RendezvousKind::Started {
@@ -251,7 +253,7 @@ fn a_hub_that_went_with_a_rank_that_had_left_is_missed_by_who_needs_it() {
     let id = UniqueId::new(listener.local_addr().unwrap(), &SECRET);
     thread::scope(|scope| {
         scope.spawn(|| hub_of_a_rank_that_leaves(listener));
-        let one = Bootstrap::join(&id, (1, 2), TIMEOUT).unwrap();
+        let one = meet(&id, (1, 2), TIMEOUT).unwrap();
         until("rank 1 to be alone", || {
             assert_eq!(one.check(), Ok(()));
             one.is_alone().then_some(())
@@ -269,8 +271,8 @@ fn where_a_rank_had_another_secret_those_who_came_are_told_of_it() {
     let id = hub.id();
     let stranger = UniqueId::new(id.addr(), &SECRET);
     thread::scope(|scope| {
-        scope.spawn(|| Bootstrap::join(&stranger, (0, 2), TIMEOUT).unwrap_err());
-        let error = Bootstrap::join(&id, (1, 2), TIMEOUT).unwrap_err().to_string();
+        scope.spawn(|| meet(&stranger, (0, 2), TIMEOUT).unwrap_err());
+        let error = meet(&id, (1, 2), TIMEOUT).unwrap_err().to_string();
         let start = "rank 0 of 2 did not join within 300ms; a caller from 127.0.0.1:";
         assert!(error.starts_with(start) && error.contains("does not know the secret"), "{error}");
     });
@@ -293,7 +295,7 @@ fn a_word_stands_for_one_secret() {
 #[test]
 fn a_missing_rank_is_named_to_those_who_came() {
     let hub = hub(3, Duration::from_millis(300));
-    let error = Bootstrap::join(&hub.id(), (1, 3), TIMEOUT).unwrap_err();
+    let error = meet(&hub.id(), (1, 3), TIMEOUT).unwrap_err();
     assert_eq!(error.to_string(), "ranks 0, 2 of 3 did not join within 300ms");
 }
 
@@ -302,7 +304,7 @@ fn who_has_a_wrong_secret_size_or_rank_is_told_so_and_disturbs_nobody() {
     let hub = hub(2, TIMEOUT);
     let id = hub.id();
     let forged = UniqueId::new(id.addr(), &SECRET);
-    let error = |id: &UniqueId, who| Bootstrap::join(id, who, TIMEOUT).unwrap_err().to_string();
+    let error = |id: &UniqueId, who| meet(id, who, TIMEOUT).unwrap_err().to_string();
     let other = error(&forged, (0, 2));
     assert!(other.contains("hung up before it had proved who it is: it knows another"), "{other}");
     assert!(error(&id, (0, 3)).ends_with("rank 0 counts on 3 ranks, the communicator has 2"));
@@ -311,7 +313,7 @@ fn who_has_a_wrong_secret_size_or_rank_is_told_so_and_disturbs_nobody() {
     let _silent = TcpStream::connect(id.addr()).unwrap();
     thread::scope(|scope| {
         for rank in [0, 1] {
-            scope.spawn(move || drop(Bootstrap::join(&id, (rank, 2), TIMEOUT).unwrap()));
+            scope.spawn(move || drop(meet(&id, (rank, 2), TIMEOUT).unwrap()));
         }
     });
 }
@@ -321,13 +323,13 @@ fn a_rank_that_is_there_twice_is_refused_once() {
     let hub = hub(2, TIMEOUT);
     let id = hub.id();
     thread::scope(|scope| {
-        let twins = [(); 2].map(|()| scope.spawn(|| Bootstrap::join(&id, (0, 2), TIMEOUT)));
+        let twins = [(); 2].map(|()| scope.spawn(|| meet(&id, (0, 2), TIMEOUT)));
         // The refused twin returns before the other rank joins.
         let mut twins = Vec::from(twins);
         let at = until("a refused twin", || twins.iter().position(|twin| twin.is_finished()));
         let refused = twins.swap_remove(at).join().unwrap().unwrap_err();
         assert!(refused.to_string().contains("rank 0 has joined already"), "{refused}");
-        let other = Bootstrap::join(&id, (1, 2), TIMEOUT).unwrap();
+        let other = meet(&id, (1, 2), TIMEOUT).unwrap();
         drop((twins.pop().unwrap().join().unwrap().unwrap(), other));
     });
 }
@@ -336,9 +338,8 @@ fn a_rank_that_is_there_twice_is_refused_once() {
 fn a_hub_may_come_later_than_a_rank() {
     let port = TcpStream::connect(hub(1, TIMEOUT).id().addr()).unwrap().peer_addr().unwrap().port();
     let addr = (Ipv4Addr::LOCALHOST, port).into();
-    let rank = thread::spawn(move || {
-        Bootstrap::join(&UniqueId::new(addr, &SECRET), (0, 1), TIMEOUT).map(drop)
-    });
+    let rank =
+        thread::spawn(move || meet(&UniqueId::new(addr, &SECRET), (0, 1), TIMEOUT).map(drop));
     // Another test may hold the port for a moment.
     let hub =
         until("the port", || Hub::listen(addr, PortRange::ANY, 1, Some(SECRET), TIMEOUT).ok());
@@ -350,9 +351,9 @@ fn a_hub_may_come_later_than_a_rank() {
 fn who_comes_when_all_have_joined_is_told_that_nobody_listens() {
     let hub = hub(1, TIMEOUT);
     let id = hub.id();
-    let _there = Bootstrap::join(&id, (0, 1), TIMEOUT).unwrap();
+    let _there = meet(&id, (0, 1), TIMEOUT).unwrap();
     let since = Instant::now();
-    let late = || Bootstrap::join(&id, (0, 1), Duration::from_millis(50)).unwrap_err().to_string();
+    let late = || meet(&id, (0, 1), Duration::from_millis(50)).unwrap_err().to_string();
     // The hub may not have stopped listening yet.
     while !late().ends_with(
         ": nobody listens there any more, or yet, within 50ms: either all ranks have joined \
@@ -366,7 +367,7 @@ fn who_comes_when_all_have_joined_is_told_that_nobody_listens() {
 fn nobody_is_waited_for_longer_than_is_said() {
     let addr = hub(1, TIMEOUT).id().addr();
     let id = UniqueId::new(addr, &SECRET);
-    let error = Bootstrap::join(&id, (0, 1), Duration::from_millis(50)).unwrap_err();
+    let error = meet(&id, (0, 1), Duration::from_millis(50)).unwrap_err();
     assert!(error.to_string().contains(&format!("rank 0 joining at {addr}: ")), "{error}");
 }
 
@@ -375,7 +376,7 @@ fn a_rank_that_joins_after_another_has_died_is_told_so() {
     let hub = hub(3, TIMEOUT);
     let id = hub.id();
     thread::scope(|scope| {
-        let join = |rank, within| scope.spawn(move || Bootstrap::join(&id, (rank, 3), within));
+        let join = |rank, within| scope.spawn(move || meet(&id, (rank, 3), within));
         let zero = join(0, TIMEOUT);
         // The rank gives up, which is its end for the hub.
         let one = join(1, Duration::from_millis(200));

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use invar_core::auth::{Calling, Secret, Service};
 use invar_core::conn::{Handle, HandleError, StreamError, Wire};
@@ -20,6 +21,8 @@ pub struct SocketSettings {
     pub layout: Layout,
     /// Maximum time for connect or accept.
     pub timeout_ns: u64,
+    /// Time after which this end gives up a silent host.
+    pub silence: Duration,
     /// Congestion control of the sockets, for bytes that this end sends.
     pub congestion: Congestion,
     /// A key that both ends share in addition to the handle.
@@ -35,8 +38,7 @@ pub struct Listener {
     callers: AuthListener,
     handle: Handle,
     pending: Box<PendingConnections<OobStream>>,
-    threads: u16,
-    congestion: Congestion,
+    settings: SocketSettings,
 }
 
 /// The reason why the listener returns no connection.
@@ -93,8 +95,7 @@ impl Listener {
         let (callers, handle) =
             AuthListener::with_handle(device.address, ports, Wire::Invar, service, key)?;
         let pending = Box::new(PendingConnections::new(settings.of(device)));
-        let (threads, congestion) = (settings.layout.threads, settings.congestion.clone());
-        Ok(Listener { callers, handle, pending, threads, congestion })
+        Ok(Listener { callers, handle, pending, settings: settings.clone() })
     }
 
     /// Returns the handle by which senders connect: 128 bytes, which the program passes to each sender.
@@ -115,14 +116,14 @@ impl Listener {
     /// this host has no resources left. The listener continues in all cases.
     pub fn poll(&mut self, now_ns: u64) -> Result<Option<RecvComm>, AcceptError> {
         while self.pending.has_room()
-            && let Some((stream, _)) = self.callers.poll(now_ns)?
+            && let Some((mut stream, _)) = self.callers.poll(now_ns)?
         {
-            prepare(&stream, &self.congestion)?;
+            prepare(&mut stream, &self.settings)?;
             self.pending.enter(stream, now_ns);
         }
         match self.pending.poll(now_ns) {
             Ok(None) => Ok(None),
-            Ok(Some(links)) => Ok(Some(RecvComm::new(links, self.threads))),
+            Ok(Some(links)) => Ok(Some(RecvComm::new(links, self.settings.layout.threads))),
             Err(refused) => Err(AcceptError::Refused(Box::new(refused))),
         }
     }
@@ -144,8 +145,8 @@ impl Connecting {
         let unreached = |error| ConnectError::Unreached { addr, error };
         let socket = |_| {
             let nonce = random().map_err(|error| unreached(os(error)))?;
-            let stream = OobStream::connect(addr).map_err(unreached)?;
-            prepare(&stream, &settings.congestion).map_err(|error| unreached(os(error)))?;
+            let mut stream = OobStream::connect(addr).map_err(unreached)?;
+            prepare(&mut stream, settings).map_err(|error| unreached(os(error)))?;
             Ok((stream, Some(Calling::new(secret, Service::Tcp, nonce))))
         };
         let sockets = (0..settings.layout.lanes + 2).map(socket);
@@ -175,7 +176,8 @@ impl Connecting {
 /// Prepares a new socket for a connection that carries messages. Each end has at least one socket on
 /// which it sends nothing, so that keepalive detects a vanished host. For the sender that is control,
 /// for the receiver main.
-fn prepare(stream: &OobStream, congestion: &Congestion) -> io::Result<()> {
+fn prepare(stream: &mut OobStream, settings: &SocketSettings) -> io::Result<()> {
+    stream.bear_silence(settings.silence)?;
     stream.wait_for_reader()?;
-    congestion.control(stream)
+    settings.congestion.control(stream)
 }

@@ -147,16 +147,28 @@ fn a_connection_under_way_neither_sends_nor_fails() {
 }
 
 #[test]
-fn both_ends_look_after_a_silent_peer() {
-    let (caller, called) = pair("127.0.0.1");
-    for stream in [&caller, &called] {
-        let socket = SockRef::from(&stream.stream);
-        assert!(socket.tcp_nodelay().unwrap());
-        assert!(socket.keepalive().unwrap());
-        assert_eq!(socket.tcp_keepalive_time().unwrap(), Duration::from_secs(10));
-        assert_eq!(socket.tcp_keepalive_interval().unwrap(), Duration::from_secs(5));
-        assert_eq!(socket.tcp_keepalive_retries().unwrap(), 3);
-        assert_eq!(socket.tcp_user_timeout().unwrap(), Some(Duration::from_secs(25)));
+fn both_ends_look_after_a_silent_peer_for_as_long_as_they_are_told() {
+    let (mut caller, mut called) = pair("127.0.0.1");
+    for stream in [&mut caller, &mut called] {
+        assert!(SockRef::from(&stream.stream).tcp_nodelay().unwrap());
+        let keepalive = |stream: &OobStream| {
+            let socket = SockRef::from(&stream.stream);
+            assert!(socket.keepalive().unwrap());
+            let [time, interval] =
+                [socket.tcp_keepalive_time(), socket.tcp_keepalive_interval()].map(Result::unwrap);
+            time + interval * socket.tcp_keepalive_retries().unwrap()
+        };
+        let user_timeout =
+            |stream: &OobStream| SockRef::from(&stream.stream).tcp_user_timeout().unwrap();
+        assert_eq!((keepalive(stream), user_timeout(stream)), (SILENCE_MAX, Some(SILENCE_MAX)));
+        for [asked, given] in
+            [[60, 60], [1, 5], [86_400, 80_000]].map(|s| s.map(Duration::from_secs))
+        {
+            stream.bear_silence(asked).unwrap();
+            assert_eq!((keepalive(stream), user_timeout(stream)), (given, Some(asked)));
+            stream.wait_for_reader().unwrap();
+            assert_eq!((keepalive(stream), user_timeout(stream)), (given, None));
+        }
         let flags = rustix::io::fcntl_getfd(stream.stream.as_fd()).unwrap();
         assert!(flags.contains(rustix::io::FdFlags::CLOEXEC));
     }

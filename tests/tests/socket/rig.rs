@@ -10,7 +10,7 @@ use invar_linux::interface::Rules;
 use invar_linux::socket::{
     Connecting, Listener, RecvComm, SendComm, SocketDevice, SocketSettings, devices,
 };
-use invar_linux::tcp::Congestion;
+use invar_linux::tcp::{Congestion, SILENCE_MAX};
 use invar_testkit::pattern::{pattern, pattern_byte};
 use invar_testkit::wait::until;
 
@@ -45,8 +45,14 @@ pub(crate) fn device_on(name: &str, family: AddressFamily) -> SocketDevice {
 }
 
 pub(crate) fn settings(lanes: u16, threads: u16) -> SocketSettings {
-    let (layout, congestion) = (Layout { lanes, threads }, Congestion::default());
-    SocketSettings { layout, timeout_ns: 20 * SECOND_NS, congestion, key: None, truncate: false }
+    SocketSettings {
+        layout: Layout { lanes, threads },
+        timeout_ns: 20 * SECOND_NS,
+        silence: SILENCE_MAX,
+        congestion: Congestion::default(),
+        key: None,
+        truncate: false,
+    }
 }
 
 /// Finishes a connection that has been started. Returns both ends.

@@ -15,7 +15,7 @@ use invar_linux::memory::HostMemory;
 use invar_linux::socket::{
     Connecting, Listener, RecvComm, SendComm, SocketDevice, SocketSettings, devices,
 };
-use invar_linux::tcp::Congestion;
+use invar_linux::tcp::{Congestion, SILENCE_MAX};
 
 use crate::{Link, Meeting, Shape, until};
 
@@ -52,11 +52,11 @@ impl Meeting for Listening {
     fn listen() -> (Self, String) {
         let device = device();
         let layout = LAYOUT.get().copied().unwrap_or_default();
-        let congestion = Congestion::default();
         let settings = SocketSettings {
             layout,
             timeout_ns: 10_000_000_000,
-            congestion,
+            silence: SILENCE_MAX,
+            congestion: Congestion::default(),
             key: None,
             truncate: false,
         };
