@@ -91,6 +91,12 @@ impl Session {
         Some(self.0?.derive(label, context))
     }
 
+    /// A number that tells the session from others, and is no secret; 0 if the ends share no secret.
+    pub fn number(&self) -> u64 {
+        let key = self.key(b"number", b"");
+        key.and_then(|key| key.as_bytes().first_chunk().copied()).map_or(0, u64::from_le_bytes)
+    }
+
     /// The secret and session from which both ends make the connection anew; `None` if they share no secret.
     pub fn resume(&self) -> Option<Resume> {
         let id = SessionId(*self.key(b"resume id", b"")?.as_bytes());

@@ -46,6 +46,7 @@ pub mod mutant;
 mod mutant;
 pub mod nic;
 pub mod param;
+pub mod peer_clock;
 pub mod proxy;
 pub mod recorder;
 pub mod rendezvous;

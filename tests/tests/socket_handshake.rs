@@ -2,8 +2,10 @@
 //! refused with a reason.
 
 use invar_core::conn::stage::Stage;
+use invar_core::conn::wire::TIME_BYTES;
 use invar_core::conn::{Stream, StreamError};
 use invar_core::error::{Error, ErrorKind};
+use invar_core::peer_clock::PeerClock;
 use invar_core::socket::{
     HELLO_BYTES, HandshakeSettings, HelloError, Links, PendingConnections, SocketConnector,
     SocketHello, SocketRefused,
@@ -41,7 +43,8 @@ fn caller(pending: &mut PendingConnections<Pipe>, said: &[u8]) -> Pipe {
 
 fn hello(index: u16, sockets: u16, session: u64) -> [u8; HELLO_BYTES] {
     let device = "eth0".try_into().unwrap();
-    SocketHello { index, sockets, session, device, shares_views: true }.to_bytes()
+    SocketHello { index, sockets, session, device, shares_views: true, tells_time: false }
+        .to_bytes()
 }
 
 /// A connector whose peer may be anybody.
@@ -81,7 +84,7 @@ proptest! {
         numbered.sort_by_key(|(key, _)| *key);
         numbered.into_iter().for_each(|(_, pipe)| pending.enter(pipe, 0));
         let (mut senders, mut receivers) = (vec![None, None], Vec::new());
-        for _ in 0..HELLO_BYTES * 2 + 4 {
+        for _ in 0..(HELLO_BYTES + TIME_BYTES) * 2 + 4 {
             for (connector, links) in connectors.iter_mut().zip(&mut senders) {
                 if links.is_none() {
                     *links = connector.poll(0).unwrap();
@@ -100,6 +103,32 @@ proptest! {
             prop_assert_eq!(sender.ends.peer_device.as_str(), "eth1");
             assert_joined(&sender, &receiver);
         }
+    }
+}
+
+proptest! {
+    #[test]
+    fn the_acceptors_clock_is_as_far_ahead_as_the_handshake_says(
+        ahead_ns in 0..1_u64 << 50, ways_ns: [u8; 2], piece_bytes in 1_usize..200,
+    ) {
+        let [there_ns, back_ns] = ways_ns.map(u64::from);
+        let mut pending = pending();
+        let (ours, theirs) = pipes(2, piece_bytes);
+        let mut connector = connector(ours, 7);
+        theirs.into_iter().for_each(|pipe| pending.enter(pipe, ahead_ns));
+        // Short pieces take many calls.
+        for _ in 0..HELLO_BYTES {
+            prop_assert!(connector.poll(100).unwrap().is_none());
+        }
+        let mut calls = 0..2 * HELLO_BYTES;
+        let receiver = calls.find_map(|_| pending.poll(100 + there_ns + ahead_ns).unwrap());
+        let mut calls = 0..2 * HELLO_BYTES;
+        let sender = calls.find_map(|_| connector.poll(100 + there_ns + back_ns).unwrap());
+        let (sender, receiver) = (sender.unwrap().ends, receiver.unwrap().ends);
+        let PeerClock { ahead_ns: told, uncertainty_ns } = sender.peer_clock.expect("a clock");
+        prop_assert!(told.abs_diff(ahead_ns as i64) <= uncertainty_ns, "{told} of {ahead_ns}");
+        prop_assert!(uncertainty_ns <= (there_ns + back_ns).div_ceil(2));
+        prop_assert_eq!((sender.number, receiver.number, receiver.peer_clock), (7, 7, None));
     }
 }
 

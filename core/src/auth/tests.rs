@@ -125,6 +125,7 @@ fn sessions_differ_by_secret_and_nonces_and_give_each_end_and_queue_pair_its_own
     psns.dedup();
     assert!(psns.len() > 1790, "of 1800 numbers of 24 bits hardly two are the same");
     assert_eq!(Session::UNKNOWN_PEER.first_psn(Side::Connector, 0, 0), 0);
+    assert_eq!(Session::UNKNOWN_PEER.number(), 0);
 }
 
 #[test]

@@ -110,6 +110,7 @@ fn start_with_connector<N: Nic, S: Stream>(
         // The peer's first message comes over this rail. An end with fewer rails chooses by itself.
         at.rail = Some(usize::from(preface.rail)).filter(|_| preface.rails > 1);
     }
+    let tells_time = preface.as_ref().is_some_and(|preface| preface.tells_time);
     let verbs = at.create_verbs(usize::from(at.settings.qps), control_bytes)?;
     info.mtu = info.mtu.min(verbs.port.active_mtu);
     let ours = verbs.preface(depth);
@@ -124,7 +125,10 @@ fn start_with_connector<N: Nic, S: Stream>(
     let (sizes_rkey, renewal) = (verbs.control_rkey(), renewal_port);
     let ours = Preface { sizes_addr, sizes_rkey, ece, renewal_port: renewal, rails, ..ours };
     let info = verbs.info(peer.info.mtu);
-    at.exchange.put_message(&ours, &info);
+    at.exchange.put_message(&Preface { tells_time, ..ours }, &info);
+    if tells_time {
+        at.exchange.put_time(at.now_ns);
+    }
     peer.note(&mut at.ends);
     at.peer = Some(peer);
     Ok(())

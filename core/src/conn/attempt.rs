@@ -24,6 +24,10 @@ pub(super) struct Attempt<N: Nic, S> {
     pub(super) stage: Stage,
     failed: Option<Error>,
     deadline_ns: u64,
+    /// Time of the call.
+    pub(super) now_ns: u64,
+    /// Time at which the connector had sent its message.
+    pub(super) asked_ns: u64,
     pub(super) settings: CommSettings,
     pub(super) session: Session,
     pub(super) ends: Ends,
@@ -53,6 +57,8 @@ impl<N: Nic, S: Stream> Attempt<N, S> {
             stage: Stage::Start,
             failed: settings.fault().map(Error::Argument),
             deadline_ns: now_ns.saturating_add(settings.timeout_ns),
+            now_ns,
+            asked_ns: now_ns,
             settings,
             session,
             ends: Ends { peer: stream.peer_addr(), ..Ends::local(nic.name(), Default::default()) },
@@ -77,6 +83,7 @@ impl<N: Nic, S: Stream> Attempt<N, S> {
         if self.stage == Stage::Connected {
             return Err(Error::State { call: self.side, stage: self.stage });
         }
+        self.now_ns = now_ns;
         let result = match step(self) {
             Ok(None) if now_ns >= self.deadline_ns => Err(self.exchange.timed_out(self.stage)),
             result => result,
@@ -138,6 +145,7 @@ impl<N: Nic, S: Stream> Attempt<N, S> {
     /// Takes the parts of the comm. If `lazy` is set, the comm finishes the exchange.
     pub(super) fn finish(&mut self, lazy: bool) -> Result<Parts<N, S>, Error> {
         self.advance(Stage::Connected);
+        self.ends.number = self.session.number();
         info!("{}: connected: {}", self.side, self.ends);
         Ok(Parts {
             verbs: self.verbs.take().ok_or(GONE)?,

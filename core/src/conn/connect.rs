@@ -9,6 +9,7 @@ use crate::auth::{Calling, Session};
 use crate::comm::{SendComm, control_bytes};
 use crate::error::{Error, Report};
 use crate::nic::Nic;
+use crate::peer_clock::PeerClock;
 
 /// Becomes a [`SendComm`]: call [`Connector::poll`] until it returns the comm or an error.
 pub struct Connector<N: Nic, S> {
@@ -81,6 +82,7 @@ fn step<N: Nic, S: Stream>(
                 if !at.is_sent()? {
                     return Ok(None);
                 }
+                at.asked_ns = at.now_ns;
                 at.exchange.expect_message();
                 match at.settings.wire {
                     Wire::Invar => at.advance(Stage::Connecting),
@@ -92,9 +94,10 @@ fn step<N: Nic, S: Stream>(
                     return Err(GONE);
                 };
                 at.peer = start_with_acceptor(stream, &mut at.exchange, verbs, &mut at.ends)?;
-                if at.peer.is_none() {
-                    return Ok(None);
-                }
+                let Some(peer) = &at.peer else { return Ok(None) };
+                at.ends.peer_clock = peer
+                    .time_ns
+                    .and_then(|time_ns| PeerClock::estimate(at.asked_ns, time_ns, at.now_ns));
                 at.advance(Stage::PendingReady);
             }
             Stage::PendingReady => {

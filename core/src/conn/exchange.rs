@@ -6,20 +6,23 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::stage::Stage;
 use super::wire::{
     MESSAGE_BYTES_MAX, PREFACE_BYTES, Preface, PrefaceBytes, PrefaceError, QP_INFO_BYTES, QpInfo,
-    QpInfoBytes,
+    QpInfoBytes, TIME_BYTES,
 };
 use super::{Stream, StreamError, Wire};
 use crate::auth::Hello;
 use crate::error::Error;
 
-const_assert!(MESSAGE_BYTES_MAX <= u16::MAX as usize);
+/// Bytes of the longest message with the time after it.
+const BYTES_MAX: usize = MESSAGE_BYTES_MAX + TIME_BYTES;
+
+const_assert!(BYTES_MAX <= u16::MAX as usize);
 
 /// One outgoing and one incoming message, resumable at any byte.
 pub(crate) struct Exchange {
     wire: Wire,
-    out: heapless::Vec<u8, MESSAGE_BYTES_MAX>,
+    out: heapless::Vec<u8, BYTES_MAX>,
     sent: usize,
-    input: [u8; MESSAGE_BYTES_MAX],
+    input: [u8; BYTES_MAX],
     got: usize,
     want: usize,
 }
@@ -27,7 +30,7 @@ pub(crate) struct Exchange {
 impl Exchange {
     pub(crate) fn new(wire: Wire) -> Self {
         let out = heapless::Vec::new();
-        Exchange { wire, out, sent: 0, input: [0; MESSAGE_BYTES_MAX], got: 0, want: 0 }
+        Exchange { wire, out, sent: 0, input: [0; BYTES_MAX], got: 0, want: 0 }
     }
 
     /// Lays out the message that [`Exchange::send`] sends.
@@ -37,6 +40,11 @@ impl Exchange {
             self.extend(preface.to_bytes().as_bytes());
         }
         self.extend(info.to_bytes().as_bytes());
+    }
+
+    /// Adds the time of this end's clock to the message that was laid out.
+    pub(crate) fn put_time(&mut self, now_ns: u64) {
+        self.extend(&now_ns.to_le_bytes());
     }
 
     /// Lays out a few bytes to send.
@@ -53,15 +61,20 @@ impl Exchange {
 
     /// Prepares to receive a message or word of `bytes` bytes.
     pub(crate) fn expect(&mut self, bytes: usize) {
-        (self.got, self.want) = (0, bytes.min(MESSAGE_BYTES_MAX));
+        (self.got, self.want) = (0, bytes.min(BYTES_MAX));
+    }
+
+    /// Length of a message in bytes.
+    fn message_bytes(&self) -> usize {
+        match self.wire {
+            Wire::Invar => PREFACE_BYTES + QP_INFO_BYTES,
+            Wire::Nccl214 => QP_INFO_BYTES,
+        }
     }
 
     /// Prepares to receive the peer's message.
     pub(crate) fn expect_message(&mut self) {
-        self.expect(match self.wire {
-            Wire::Invar => PREFACE_BYTES + QP_INFO_BYTES,
-            Wire::Nccl214 => QP_INFO_BYTES,
-        });
+        self.expect(self.message_bytes());
     }
 
     /// Sends the rest of the message; returns whether all of it is sent.
@@ -109,9 +122,21 @@ impl Exchange {
         qps: usize,
         with_fifo: bool,
     ) -> Result<Option<(Option<Preface>, QpInfo)>, Error> {
-        let wire = self.wire;
+        let (wire, len) = (self.wire, self.message_bytes());
         let Some(bytes) = self.recv(stream, stage)? else { return Ok(None) };
-        parse(wire, bytes, qps, with_fifo).map(Some)
+        parse(wire, &bytes[..len], qps, with_fifo).map(Some)
+    }
+
+    /// The time after the peer's message, once all of it has arrived.
+    pub(crate) fn recv_time(
+        &mut self,
+        stream: &mut impl Stream,
+        stage: Stage,
+    ) -> Result<Option<u64>, Error> {
+        let len = self.message_bytes();
+        self.want = len + TIME_BYTES;
+        let bytes = self.recv(stream, stage)?;
+        Ok(bytes.and_then(|bytes| bytes[len..].first_chunk()).copied().map(u64::from_le_bytes))
     }
 
     /// The message that [`Exchange::put_message`] has laid out.

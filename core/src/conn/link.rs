@@ -427,9 +427,10 @@ pub(crate) struct Peer {
     pub(crate) renewal_port: u16,
     /// Whether both ends exchange views.
     pub(crate) shares_views: bool,
+    /// The clock of an acceptor when it answered, if it tells it.
+    pub(crate) time_ns: Option<u64>,
     /// Payload bytes of a long packet; see [`RtrAttr::long_mtu_bytes`].
     pub(crate) long_mtu_bytes: u32,
-    /// Number of the peer's rails.
     pub(crate) rails: u8,
     /// The standby rails of both ends together, if both know such rails.
     pub(crate) standby: Option<RailSet>,
@@ -458,6 +459,7 @@ impl Peer {
             recovers: ours.recovers && preface.recovers,
             renewal_port: preface.renewal_port,
             shares_views: ours.shares_views && preface.shares_views,
+            time_ns: None,
             long_mtu_bytes,
             rails: preface.rails,
             standby: ours.standby.zip(preface.standby).map(|(a, b)| RailSet(a | b)),
@@ -479,6 +481,7 @@ impl Peer {
             recovers: false,
             renewal_port: 0,
             shares_views: false,
+            time_ns: None,
             long_mtu_bytes: 0,
             rails: 1,
             standby: None,

@@ -19,6 +19,13 @@ pub(crate) fn start_with_acceptor<N: Nic>(
     let qps = usize::from(verbs.qp_count());
     let message = exchange.recv_message(stream, Stage::Connecting, qps, false)?;
     let Some((preface, mut info)) = message else { return Ok(None) };
+    let mut time_ns = None;
+    if preface.as_ref().is_some_and(|preface| preface.tells_time) {
+        time_ns = exchange.recv_time(stream, Stage::Connecting)?;
+        if time_ns.is_none() {
+            return Ok(None);
+        }
+    }
     if let Some(preface) = &preface {
         if usize::from(preface.qp_count) > qps {
             return Err(Error::Preface(PrefaceError::QpCount(preface.qp_count)));
@@ -32,7 +39,8 @@ pub(crate) fn start_with_acceptor<N: Nic>(
         }
     }
     info.mtu = info.mtu.min(verbs.port.active_mtu);
-    let peer = Peer::new(info, preface, &verbs.preface(verbs.settings.depth()));
+    let ours = verbs.preface(verbs.settings.depth());
+    let peer = Peer { time_ns, ..Peer::new(info, preface, &ours) };
     peer.note(ends);
     verbs.agree_on_rails(&peer);
     verbs.start(&peer)?;

@@ -6,6 +6,7 @@ use core::net::SocketAddr;
 use super::Error;
 use crate::conn::wire::{DeviceName, shorten};
 use crate::nic::{Gid, PortNotices, WcStatus};
+use crate::peer_clock::PeerClock;
 use crate::roce;
 use crate::stall::Verdict;
 
@@ -30,6 +31,10 @@ pub struct Ends {
     pub peer_qpn: u32,
     /// UDP port to which this end sends packets; 0 on InfiniBand, and before it is known.
     pub peer_udp_port: u16,
+    /// The number by which both ends know the connection; 0 if the wire has none.
+    pub number: u64,
+    /// The peer's clock, if this end has called and the peer has told it.
+    pub peer_clock: Option<PeerClock>,
     /// Recent events of this end's port when the connection ended.
     pub notices: PortNotices,
     /// Why the connection stood still when it ended, if it did for longer than the settings allow.

@@ -4,6 +4,7 @@ use super::connect::{HandshakeSettings, HelloReader, Links, SOCKETS_MAX};
 use super::wire::{HELLO_BYTES, HelloError, SocketHello};
 use crate::conn::Stream;
 use crate::conn::stage::{Side, Stage};
+use crate::conn::wire::TIME_BYTES;
 use crate::error::{Ends, Error};
 
 /// Maximum number of waiting sockets: enough for 1,024 connections without lanes, and some strangers.
@@ -37,6 +38,8 @@ struct PendingSocket<S> {
     is_whole: bool,
     /// Number of answer bytes sent. Only a control socket is answered.
     answered: usize,
+    /// Time of the answer.
+    answered_ns: Option<u64>,
     deadline_ns: u64,
 }
 
@@ -70,6 +73,7 @@ impl<S: Stream> PendingConnections<S> {
             was_heard: false,
             is_whole: false,
             answered: 0,
+            answered_ns: None,
             deadline_ns,
         };
         if self.sockets.push(socket).is_err() {
@@ -91,7 +95,7 @@ impl<S: Stream> PendingConnections<S> {
             }
         }
         for at in 0..self.sockets.len() {
-            match self.complete(at) {
+            match self.complete(at, now_ns) {
                 Ok(None) => {}
                 Ok(links) => return Ok(links),
                 Err(error) => return Err(self.refuse(at, error)),
@@ -164,17 +168,22 @@ impl<S: Stream> PendingConnections<S> {
     }
 
     /// Answers the connection whose control socket is at index `at`, if all its sockets have arrived.
-    fn complete(&mut self, at: usize) -> Result<Option<Links<S>>, Error> {
+    fn complete(&mut self, at: usize, now_ns: u64) -> Result<Option<Links<S>>, Error> {
         let socket = &self.sockets[at];
         if !socket.is_whole {
             return Ok(None);
         }
         let Some(hello) = socket.hello.clone() else { return Ok(None) };
-        let answer = SocketHello { device: self.settings.device.clone(), ..hello }.to_bytes();
+        let answer = SocketHello { device: self.settings.device.clone(), ..hello };
         let socket = &mut self.sockets[at];
+        let time_ns = *socket.answered_ns.get_or_insert(now_ns);
+        let mut bytes = [0; HELLO_BYTES + TIME_BYTES];
+        bytes[..HELLO_BYTES].copy_from_slice(&answer.to_bytes());
+        bytes[HELLO_BYTES..].copy_from_slice(&time_ns.to_le_bytes());
+        let answer = if hello.tells_time { &bytes[..] } else { &bytes[..HELLO_BYTES] };
         let failed = |error| Error::Stream { stage: Stage::Send, error, got: 0, want: 0 };
         socket.answered += socket.stream.send(&answer[socket.answered..]).map_err(failed)?;
-        if socket.answered < HELLO_BYTES {
+        if socket.answered < answer.len() {
             return Ok(None);
         }
         let ends = self.ends(at);
@@ -222,7 +231,8 @@ impl<S: Stream> PendingConnections<S> {
         let PendingSocket { stream, hello, .. } = &self.sockets[at];
         let peer_device = hello.as_ref().map(|hello| hello.device.clone()).unwrap_or_default();
         let device = self.settings.device.clone();
-        Ends { device, peer: stream.peer_addr(), peer_device, ..Ends::default() }
+        let number = hello.as_ref().map_or(0, |hello| hello.session);
+        Ends { device, peer: stream.peer_addr(), peer_device, number, ..Ends::default() }
     }
 }
 
@@ -278,7 +288,8 @@ mod tests {
 
     fn rank(session: u64, index: u16) -> Caller {
         let device = DeviceName::default();
-        let hello = SocketHello { index, sockets: 2, session, device, shares_views: true };
+        let (shares_views, tells_time) = (true, true);
+        let hello = SocketHello { index, sockets: 2, session, device, shares_views, tells_time };
         Caller(heapless::Vec::from_slice(&hello.to_bytes()).unwrap())
     }
 

@@ -5,8 +5,9 @@ use super::wire::{HELLO_BYTES, HelloError, SocketHello};
 use crate::auth::Calling;
 use crate::conn::Stream;
 use crate::conn::stage::{Side, Stage};
-use crate::conn::wire::DeviceName;
+use crate::conn::wire::{DeviceName, TIME_BYTES};
 use crate::error::{Ends, Error, Report};
+use crate::peer_clock::PeerClock;
 
 /// Maximum number of sockets of a connection: control, main and lanes.
 pub(super) const SOCKETS_MAX: usize = LANES_MAX + 2;
@@ -44,6 +45,8 @@ pub struct SocketConnector<S> {
     session: u64,
     stage: Stage,
     answer: HelloReader,
+    /// Time at which all hellos were sent.
+    asked_ns: u64,
     deadline_ns: u64,
     ends: Ends,
     failed: Option<Error>,
@@ -81,7 +84,13 @@ impl<S: Stream> SocketConnector<S> {
             stage: Stage::Connect,
             answer: HelloReader::new(),
             deadline_ns: now_ns.saturating_add(settings.timeout_ns),
-            ends: Ends { device: settings.device.clone(), peer, ..Ends::default() },
+            asked_ns: now_ns,
+            ends: Ends {
+                device: settings.device.clone(),
+                peer,
+                number: session,
+                ..Ends::default()
+            },
         }
     }
 
@@ -99,7 +108,7 @@ impl<S: Stream> SocketConnector<S> {
         if let Some(error) = self.failed {
             return Err(error);
         }
-        let result = match self.step() {
+        let result = match self.step(now_ns) {
             Ok(None) if now_ns >= self.deadline_ns => {
                 let (got, want) = self.answer.progress();
                 Err(Error::Timeout { stage: self.stage, got, want })
@@ -114,7 +123,7 @@ impl<S: Stream> SocketConnector<S> {
         result
     }
 
-    fn step(&mut self) -> Result<Option<Links<S>>, Error> {
+    fn step(&mut self, now_ns: u64) -> Result<Option<Links<S>>, Error> {
         if self.stage == Stage::Connected {
             return Err(Error::State { call: Side::Connector, stage: self.stage });
         }
@@ -123,7 +132,8 @@ impl<S: Stream> SocketConnector<S> {
         for (index, socket) in (0..).zip(&mut self.sockets) {
             let device = self.ends.device.clone();
             let session = self.session;
-            let hello = SocketHello { index, sockets, session, device, shares_views: true };
+            let (shares_views, tells_time) = (true, true);
+            let hello = SocketHello { index, sockets, session, device, shares_views, tells_time };
             are_sent &= socket.say(&hello)?;
         }
         let Some(control) = self.sockets.first_mut() else { return Ok(None) };
@@ -133,7 +143,7 @@ impl<S: Stream> SocketConnector<S> {
         if self.stage != Stage::Connecting {
             let (side, from, to) = (Side::Connector, self.stage, Stage::Connecting);
             debug!("{side}: the handshake of {sockets} sockets goes from {from} to {to}");
-            self.stage = to;
+            (self.stage, self.asked_ns) = (to, now_ns);
         }
         let Some(hello) = self.answer.read(&mut control.stream, self.stage)? else {
             return Ok(None);
@@ -143,6 +153,11 @@ impl<S: Stream> SocketConnector<S> {
         }
         if hello.sockets != sockets {
             return Err(Error::Hello(HelloError::Sockets(hello.sockets)));
+        }
+        if hello.tells_time {
+            let time_ns = self.answer.read_time(&mut control.stream, self.stage)?;
+            let Some(time_ns) = time_ns else { return Ok(None) };
+            self.ends.peer_clock = PeerClock::estimate(self.asked_ns, time_ns, now_ns);
         }
         self.ends.peer_device = hello.device;
         self.stage = Stage::Connected;
@@ -195,16 +210,16 @@ impl<S> Links<S> {
     }
 }
 
-/// A hello that is being received.
+/// A hello that is being received, and the acceptor's time behind it.
 #[derive(Debug)]
 pub(super) struct HelloReader {
-    bytes: [u8; HELLO_BYTES],
+    bytes: [u8; HELLO_BYTES + TIME_BYTES],
     got: usize,
 }
 
 impl HelloReader {
     pub(super) const fn new() -> Self {
-        HelloReader { bytes: [0; HELLO_BYTES], got: 0 }
+        HelloReader { bytes: [0; HELLO_BYTES + TIME_BYTES], got: 0 }
     }
 
     /// Reads and returns the hello, once all of its bytes have arrived.
@@ -213,15 +228,32 @@ impl HelloReader {
         stream: &mut impl Stream,
         stage: Stage,
     ) -> Result<Option<SocketHello>, Error> {
-        while self.got < HELLO_BYTES {
+        let bytes = self.read_up_to(HELLO_BYTES, stream, stage)?.and_then(|all| all.first_chunk());
+        bytes.map(SocketHello::parse).transpose().map_err(Error::Hello)
+    }
+
+    /// Reads and returns the acceptor's time, once all of its bytes have arrived.
+    fn read_time(&mut self, stream: &mut impl Stream, stage: Stage) -> Result<Option<u64>, Error> {
+        let bytes = self.read_up_to(HELLO_BYTES + TIME_BYTES, stream, stage)?;
+        Ok(bytes.and_then(|all| all.last_chunk()).copied().map(u64::from_le_bytes))
+    }
+
+    /// Reads until `len` bytes are there, and returns them then.
+    fn read_up_to(
+        &mut self,
+        len: usize,
+        stream: &mut impl Stream,
+        stage: Stage,
+    ) -> Result<Option<&[u8]>, Error> {
+        while self.got < len {
             let (got, want) = self.progress();
-            match stream.recv(&mut self.bytes[self.got..]) {
+            match stream.recv(&mut self.bytes[self.got..len]) {
                 Ok(0) => return Ok(None),
-                Ok(n) => self.got += n,
+                Ok(n) => self.got = len.min(self.got + n),
                 Err(error) => return Err(Error::Stream { stage, error, got, want }),
             }
         }
-        SocketHello::parse(&self.bytes).map(Some).map_err(Error::Hello)
+        Ok(self.bytes.get(..len))
     }
 
     /// Number of bytes that have arrived, and number of all bytes.

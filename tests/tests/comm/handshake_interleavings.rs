@@ -2,14 +2,14 @@
 //! are called.
 
 use invar_core::conn::stage::Side;
-use invar_core::conn::wire::{MESSAGE_BYTES_MAX, QP_INFO_BYTES};
+use invar_core::conn::wire::{MESSAGE_BYTES_MAX, QP_INFO_BYTES, TIME_BYTES};
 use invar_core::conn::{CommSettings, Wire};
 use proptest::prelude::*;
 
 use crate::rig::Handshake;
 
-/// The most bytes that each end moves: a message each way, and the ready word.
-const BYTES_MAX: usize = 2 * MESSAGE_BYTES_MAX + 4;
+/// The most bytes that each end moves: a message each way, the acceptor's time, and the ready word.
+const BYTES_MAX: usize = 2 * MESSAGE_BYTES_MAX + TIME_BYTES + 4;
 
 fn settings(wire: Wire) -> [CommSettings; 2] {
     [CommSettings { wire, fifo_depth: 4, ..CommSettings::default() }; 2]

@@ -1,6 +1,7 @@
 //! Tests how connections and comms behave over a NIC without a network. Each behaviour has a file.
 
 mod agreed_settings;
+mod clocks;
 mod close_notice;
 mod closing;
 mod ece;

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use invar_core::auth::Session;
-use invar_core::conn::wire::{MESSAGE_BYTES_MAX, PREFACE_BYTES};
+use invar_core::conn::wire::{MESSAGE_BYTES_MAX, PREFACE_BYTES, TIME_BYTES};
 use invar_core::conn::{Acceptor, CommSettings, Connector, Stream, Wire};
 use invar_core::nic::{
     Access, AddressVector, LinkLayer, Mtu, Nic, PortAttr, QpCap, QpOptions, QpTransition, RtrAttr,
@@ -137,14 +137,15 @@ fn an_acceptor_that_answers_with_a_larger_mtu_is_not_followed() {
     let mut connector = Connector::new(a.1, 1, here, None, settings, 0);
     let mut acceptor = Acceptor::new(b.1, 2, there, Session::UNKNOWN_PEER, settings, 0);
     // A man in the middle changes the answer.
-    let mut message = [0; MESSAGE_BYTES_MAX];
+    const ANSWER_BYTES: usize = MESSAGE_BYTES_MAX + TIME_BYTES;
+    let mut message = [0; ANSWER_BYTES];
     assert!(connector.poll(0).expect("no error").is_none());
     assert_eq!(here_far.recv(&mut message), Ok(MESSAGE_BYTES_MAX));
-    assert_eq!(there_far.send(&message), Ok(MESSAGE_BYTES_MAX));
+    assert_eq!(there_far.send(&message[..MESSAGE_BYTES_MAX]), Ok(MESSAGE_BYTES_MAX));
     assert!(acceptor.poll(0).expect("no error").is_none());
-    assert_eq!(there_far.recv(&mut message), Ok(MESSAGE_BYTES_MAX));
+    assert_eq!(there_far.recv(&mut message), Ok(ANSWER_BYTES));
     message[PREFACE_BYTES + 536] = Mtu::Mtu4096 as u8;
-    assert_eq!(here_far.send(&message), Ok(MESSAGE_BYTES_MAX));
+    assert_eq!(here_far.send(&message), Ok(ANSWER_BYTES));
     assert!(connector.poll(0).expect("no error").is_some());
     assert_eq!(rtr(&a.0).iter().map(|attr| attr.path_mtu).collect::<Vec<_>>(), [Mtu::Mtu1024]);
 }

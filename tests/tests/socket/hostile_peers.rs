@@ -30,7 +30,14 @@ fn receiver(lanes: u16) -> (RecvComm, Vec<TcpStream>) {
             insider::call(&mut stream, &handle, Service::Tcp);
             let device = "mallory0".try_into().unwrap();
             let (sockets, session) = (lanes + 2, 1);
-            let hello = SocketHello { index, sockets, session, device, shares_views: true };
+            let hello = SocketHello {
+                index,
+                sockets,
+                session,
+                device,
+                shares_views: true,
+                tells_time: false,
+            };
             stream.write_all(&hello.to_bytes()).unwrap();
             stream
         };

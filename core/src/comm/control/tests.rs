@@ -50,6 +50,7 @@ fn report(attempt: u32, rows: u64, qps: u32) -> Control {
         recovers: true,
         renewal_port: 0,
         shares_views: true,
+        tells_time: true,
         long_mtu_bytes: 0,
         rails: 1,
         rail: 0,

@@ -150,6 +150,7 @@ impl<N: Nic> Verbs<N> {
             recovers: self.settings.recovers(),
             renewal_port: 0,
             shares_views: true,
+            tells_time: true,
             long_mtu_bytes: if self.settings.long_mtu { port.long_mtu_bytes } else { 0 },
             rails: 1,
             rail: rail as u8,

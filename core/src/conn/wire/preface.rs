@@ -25,6 +25,8 @@ const RECOVERY: u32 = 1 << 2;
 const VIEWS: u32 = 1 << 3;
 /// Feature: this end keeps standby rails, of either end, free of data while another rail works.
 const STANDBY: u32 = 1 << 4;
+/// Feature: the acceptor's message is followed by the time of its clock, if both ends have this feature.
+const TIME: u32 = 1 << 5;
 
 /// The preface on the wire, little-endian.
 ///
@@ -94,6 +96,9 @@ pub struct Preface {
     pub renewal_port: u16,
     /// Whether this end exchanges views; see [`stall`](crate::stall).
     pub shares_views: bool,
+    /// Whether this end tells or takes the acceptor's time. From an acceptor in a handshake: whether its time
+    /// follows.
+    pub tells_time: bool,
     /// Payload bytes of packets longer than any path MTU of the verbs, if this end's NIC and settings
     /// allow them; 0 for none. The two ends agree on the smaller of their values.
     pub long_mtu_bytes: u32,
@@ -131,10 +136,11 @@ impl Preface {
         let recovery = if self.recovers { RECOVERY } else { 0 };
         let views = if self.shares_views { VIEWS } else { 0 };
         let standby = if self.standby.is_some() { STANDBY } else { 0 };
+        let time = if self.tells_time { TIME } else { 0 };
         PrefaceBytes {
             fifo_depth: self.fifo_depth.into(),
             qp_count: self.qp_count.into(),
-            features: (GROUP_SIZES | ece | recovery | views | standby).into(),
+            features: (GROUP_SIZES | ece | recovery | views | standby | time).into(),
             options: self.options.bits().into(),
             udp_port: self.udp_port.into(),
             renewal_port: self.renewal_port.into(),
@@ -178,6 +184,7 @@ impl Preface {
             recovers: b.features.get() & RECOVERY != 0,
             renewal_port: b.renewal_port.get(),
             shares_views: b.features.get() & VIEWS != 0,
+            tells_time: b.features.get() & TIME != 0,
             long_mtu_bytes: b.long_mtu_bytes.get(),
             rails: b.rails.clamp(1, RAILS_MAX as u8),
             rail: b.rail % RAILS_MAX as u8,
@@ -232,6 +239,7 @@ mod tests {
             recovers: options & 2 != 0,
             renewal_port: qp_count,
             shares_views: options & 4 != 0,
+            tells_time: options & 16 != 0,
             long_mtu_bytes: options >> 4,
             rails: 1 + (options >> 8) as u8 % RAILS_MAX as u8,
             rail: (options >> 16) as u8 % RAILS_MAX as u8,

@@ -35,6 +35,8 @@ assert_eq_size!(HelloBytes, [u8; 80]);
 
 /// The feature of an end that sends and takes view frames. An end of an older version has no features.
 const SHARES_VIEWS: u32 = 1;
+/// The feature of an end that tells or takes the acceptor's time.
+const TELLS_TIME: u32 = 1 << 1;
 
 /// The first bytes on each socket. The connector sends a hello on each socket. Once all sockets have
 /// arrived, the acceptor answers with a hello on the control socket.
@@ -50,6 +52,9 @@ pub struct SocketHello {
     pub device: DeviceName,
     /// Whether the end sends and takes view frames on control.
     pub shares_views: bool,
+    /// Whether the end tells or takes the acceptor's time. From an acceptor: whether its time follows,
+    /// [`TIME_BYTES`](crate::conn::wire::TIME_BYTES) long.
+    pub tells_time: bool,
 }
 
 /// Why a hello is refused.
@@ -74,11 +79,13 @@ pub enum HelloError {
 impl SocketHello {
     /// Encodes the hello.
     pub fn to_bytes(&self) -> [u8; HELLO_BYTES] {
+        let views = if self.shares_views { SHARES_VIEWS } else { 0 };
+        let features = views | if self.tells_time { TELLS_TIME } else { 0 };
         transmute!(HelloBytes {
             index: self.index.into(),
             sockets: self.sockets.into(),
             session: self.session.into(),
-            features: if self.shares_views { SHARES_VIEWS } else { 0 }.into(),
+            features: features.into(),
             device: encode(&self.device),
         })
     }
@@ -93,9 +100,10 @@ impl SocketHello {
         if index >= sockets {
             return Err(HelloError::Index(index));
         }
-        let shares_views = b.features.get() & SHARES_VIEWS != 0;
+        let has = |feature| b.features.get() & feature != 0;
+        let (shares_views, tells_time) = (has(SHARES_VIEWS), has(TELLS_TIME));
         let (session, device) = (b.session.get(), decode(&b.device));
-        Ok(SocketHello { index, sockets, session, device, shares_views })
+        Ok(SocketHello { index, sockets, session, device, shares_views, tells_time })
     }
 }
 
@@ -133,10 +141,12 @@ mod tests {
     proptest! {
         #[test]
         fn a_hello_survives_the_wire(
-            index: u16, sockets in 2u16..=66, session: u64, device in "[!-~]{0,64}", shares_views: bool,
+            index: u16, sockets in 2u16..=66, session: u64, device in "[!-~]{0,64}", features: [bool; 2],
         ) {
+            let [shares_views, tells_time] = features;
             let device = device.as_str().try_into().unwrap();
-            let sent = SocketHello { index: index % sockets, sockets, session, device, shares_views };
+            let index = index % sockets;
+            let sent = SocketHello { index, sockets, session, device, shares_views, tells_time };
             prop_assert_eq!(SocketHello::parse(&sent.to_bytes()), Ok(sent));
         }
 
