@@ -44,6 +44,11 @@ struct ShownRecord {
     role: &'static str,
     ends: String,
     qpn: u32,
+    /// The number by which both ends know the connection.
+    connection: u64,
+    /// Nanoseconds that the peer's clock is ahead, and how sure that is.
+    peer_clock_ahead_ns: Option<i64>,
+    peer_clock_within_ns: Option<u64>,
     /// Milliseconds since the last look; of a dead process, before its last record.
     looked_ms_ago: Option<u64>,
     begun: u64,
@@ -133,6 +138,9 @@ fn shown(recorded: &Recorded) -> Shown {
             role: if *role == Role::Sender { "sender" } else { "receiver" },
             ends: ends.as_str().to_owned(),
             qpn: *qpn,
+            connection: record.number,
+            peer_clock_ahead_ns: record.peer_clock.map(|clock| clock.ahead_ns),
+            peer_clock_within_ns: record.peer_clock.map(|clock| clock.uncertainty_ns),
             looked_ms_ago: is_alive.then(|| now_ns().saturating_sub(*looked_ns) / 1_000_000),
             begun: view.begun,
             done: view.done,

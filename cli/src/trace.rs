@@ -1,5 +1,7 @@
 //! `invar trace`: writes what connections did as a trace for Chrome and Perfetto.
 
+mod clocks;
+
 use std::fs;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -11,11 +13,13 @@ use serde_json::{Value, json};
 
 use crate::failure::Failure;
 use crate::inspect::{find, open};
+use clocks::{Correction, corrections};
 
 /// Write what connections did as a trace for Chrome (chrome://tracing) and Perfetto (ui.perfetto.dev).
 ///
-/// Give the files of both ends, and both stand on one time line. Their hosts' clocks must agree (NTP); the
-/// trace has a resolution of 50 ms.
+/// Give the files of both ends, and both stand on one time line, also if the clocks of their hosts differ. Each
+/// connection compares the clocks when it is made. Without a connection between them the hosts' clocks must agree
+/// (NTP). The events of connections have a resolution of 50 ms.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Numbers of processes, or files
@@ -37,16 +41,22 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
 
 /// The trace of all processes. Times count from the first event, in microseconds.
 fn trace(all: &[Recorded]) -> Value {
-    let times = all.iter().flat_map(|of| {
+    let corrections = corrections(all);
+    let times = all.iter().zip(&corrections).flat_map(|(of, correction)| {
         let events = of.records.iter().flat_map(|(_, record)| &record.events);
-        events.map(|event| unix_ns(of, event.at_ns))
+        events.map(|event| time_ns(of, correction, event.at_ns))
     });
     let start_ns = times.min().unwrap_or(0);
     let mut events = Vec::new();
     // Processes of different hosts may have one number.
-    for (pid, recorded) in all.iter().enumerate() {
+    for (pid, (recorded, correction)) in all.iter().zip(&corrections).enumerate() {
         let name = recorded.header.process.to_string();
-        events.push(json!({"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}));
+        let args = json!({"name": name});
+        events.push(json!({"ph": "M", "name": "process_name", "pid": pid, "args": args}));
+        let args = json!({"labels": label(correction)});
+        events.push(json!({"ph": "M", "name": "process_labels", "pid": pid, "args": args}));
+        let us =
+            |at_ns: u64| (time_ns(recorded, correction, at_ns).wrapping_sub(start_ns)) as f64 / 1e3;
         for (tid, record) in &recorded.records {
             let role = if record.role == Role::Sender { "sender" } else { "receiver" };
             let name = format!("{role}: {}", record.ends);
@@ -54,15 +64,27 @@ fn trace(all: &[Recorded]) -> Value {
             events.push(
                 json!({"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": args}),
             );
-            let us = |at_ns: u64| (unix_ns(recorded, at_ns).wrapping_sub(start_ns)) as f64 / 1e3;
             of_record(record, &us, (pid, *tid), &mut events);
         }
     }
     json!({"displayTimeUnit": "ms", "traceEvents": events})
 }
 
-fn unix_ns(recorded: &Recorded, at_ns: u64) -> i64 {
-    recorded.header.unix_offset_ns.wrapping_add(at_ns as i64)
+fn time_ns(recorded: &Recorded, correction: &Correction, at_ns: u64) -> i64 {
+    let unix_ns = recorded.header.unix_offset_ns.wrapping_add(at_ns as i64);
+    unix_ns.wrapping_add(correction.add_ns)
+}
+
+/// Says how a process' clock was put on the time line.
+fn label(Correction { add_ns, uncertainty_ns }: &Correction) -> String {
+    let ms = |ns: f64| ns / 1e6;
+    match uncertainty_ns {
+        None => "clock of its host".to_owned(),
+        Some(within_ns) => {
+            let (add, within) = (ms(*add_ns as f64), ms(*within_ns as f64));
+            format!("clock {add:+.3} ms, within {within:.3} ms")
+        }
+    }
 }
 
 /// Adds a record's events: spans for waits and recoveries, a counter for messages, and marks for the rest.
@@ -112,6 +134,7 @@ fn of_record(
 
 #[cfg(test)]
 mod tests {
+    use invar_core::peer_clock::PeerClock;
     use invar_core::recorder::Header;
     use invar_core::stall::{EndView, Process};
 
@@ -144,6 +167,27 @@ mod tests {
         assert_eq!(span(1), (Some(1), Some(1500.0), Some(2000.0)));
         let stall = events.iter().find(|event| event["name"] == "stall reported").unwrap();
         assert_eq!(stall["args"]["verdict"], "the verdict");
+    }
+
+    #[test]
+    fn a_peers_events_move_to_the_clock_of_the_end_that_called() {
+        let mut sender = recorded(Role::Sender, 0);
+        let mut receiver = recorded(Role::Receiver, 60_000_000_000);
+        sender.records[0].1.number = 9;
+        sender.records[0].1.peer_clock =
+            Some(PeerClock { ahead_ns: -250_000, uncertainty_ns: 1_000 });
+        receiver.records[0].1.number = 9;
+        let trace = trace(&[sender, receiver]);
+        let events = trace["traceEvents"].as_array().unwrap();
+        let waits = events.iter().filter(|event| event["ph"] == "X");
+        let at: Vec<_> = waits.map(|event| event["ts"].as_f64().unwrap()).collect();
+        // Both began to wait 1 ms after the first event, each on its own clock. The receiver's is behind.
+        assert_eq!(at, [1000.0, 1250.0]);
+        let labels = events.iter().filter(|event| event["name"] == "process_labels");
+        let labels: Vec<_> =
+            labels.map(|event| event["args"]["labels"].as_str().unwrap()).collect();
+        let moved = "clock -59999.750 ms, within 0.001 ms";
+        assert_eq!(labels, ["clock +0.000 ms, within 0.000 ms", moved]);
     }
 
     #[test]

@@ -11,6 +11,7 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 use crate::metrics::{BUCKETS, EndNumbers, Histogram};
 use crate::nic::NicCounters;
+use crate::peer_clock::PeerClock;
 use crate::stall::{EndView, Process, Role, VIEW_BYTES, ViewBytes};
 
 pub use event::{EVENT_BYTES, Event, EventKind};
@@ -30,8 +31,11 @@ pub const VERDICT_BYTES: usize = 704;
 /// Progress within this time is one event.
 const MERGE_NS: u64 = 1_000_000_000;
 
+/// How a record says that the peer's clock is unknown.
+const NO_CLOCK: PeerClock = PeerClock { ahead_ns: 0, uncertainty_ns: u64::MAX };
+
 const MAGIC: [u8; 8] = *b"INVARREC";
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
 
 /// The header of a file of records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,6 +80,10 @@ pub struct Record {
     pub device: heapless::String<NAME_BYTES>,
     /// The peer's address, without a port.
     pub peer: heapless::String<NAME_BYTES>,
+    /// The number by which both ends know the connection; 0 if the wire has none.
+    pub number: u64,
+    /// The peer's clock, compared with the clock of the events, if this end has called.
+    pub peer_clock: Option<PeerClock>,
     /// The view at the last look.
     pub view: EndView,
     /// The end's numbers at the last look.
@@ -95,11 +103,13 @@ pub struct Record {
 ///      |      | of the QP|     | of      | ed   |      |      |         |        |
 ///      |      |          |     | events  |      |      |      |         |        |
 ///      +------+----------+-----+---------+------+------+------+---------+--------+
-///      3128     3192   3256    3296      3688       3768
-///      | device | peer | end's | latency | device's | turn |
-///      |        |      | num-  | buckets | counters |      |
-///      |        |      | bers  |         |          |      |
+///      3128     3192   3256    3296      3688       3768     3776    3784      3792
+///      | device | peer | end's | latency | device's | number | ahead | within  | turn |
+///      |        |      | num-  | buckets | counters |        |       |         |      |
+///      |        |      | bers  |         |          |        |       |         |      |
 /// ```
+///
+/// The peer's clock is ahead by `ahead`, give or take `within`; the latter has all bits set if that is unknown.
 ///
 /// Both turns are equal unless the writer is at work.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -123,10 +133,13 @@ struct RecordBytes {
     latency_sum_ns: U64,
     latency: [U64; BUCKETS],
     nic: [U64; NicCounters::COUNT],
+    number: U64,
+    clock_ahead_ns: I64,
+    clock_within_ns: U64,
     turn_again: U64,
 }
 
-assert_eq_size!(RecordBytes, [u8; 3776]);
+assert_eq_size!(RecordBytes, [u8; 3800]);
 assert_eq_size!(ViewBytes, [u8; VIEW_BYTES]);
 
 /// Why bytes are no record.
@@ -199,6 +212,8 @@ impl Record {
             ends: cut(ends),
             device: heapless::String::new(),
             peer: heapless::String::new(),
+            number: 0,
+            peer_clock: None,
             view,
             numbers: EndNumbers::default(),
             nic: NicCounters::default(),
@@ -297,6 +312,10 @@ impl Record {
         (b.receive_wait_ns, b.latency_sum_ns) = (receive_wait_ns.into(), latency.sum_ns.into());
         b.latency = latency.counts.map(U64::from);
         b.nic = self.nic.to_array().map(U64::from);
+        b.number = self.number.into();
+        let clock = self.peer_clock.unwrap_or(NO_CLOCK);
+        b.clock_ahead_ns = clock.ahead_ns.into();
+        b.clock_within_ns = clock.uncertainty_ns.into();
         zerocopy::transmute!(b)
     }
 
@@ -322,6 +341,8 @@ impl Record {
             let what = "the number of events";
             return Err(RecordError::Field { what, value: len as u64 });
         };
+        let clock =
+            PeerClock { ahead_ns: b.clock_ahead_ns.get(), uncertainty_ns: b.clock_within_ns.get() };
         let mut record = Record {
             role,
             qpn: b.qpn.get(),
@@ -329,6 +350,8 @@ impl Record {
             ends: text(&b.ends),
             device: text(&b.device),
             peer: text(&b.peer),
+            number: b.number.get(),
+            peer_clock: Some(clock).filter(|clock| clock.uncertainty_ns != u64::MAX),
             view: EndView::parse(&b.view),
             numbers: EndNumbers {
                 bytes: b.bytes.get(),

@@ -49,6 +49,7 @@ pub use invar_core::conn::{QueuePair as NicQueuePair, Stream, StreamError};
 pub use invar_core::error::{CompletionError, LineError, RecoveryError, Report};
 pub use invar_core::metrics::EndNumbers;
 pub use invar_core::nic::NicCounters;
+pub use invar_core::peer_clock::PeerClock;
 pub use invar_core::socket::{HelloError, SocketFrameError};
 pub use invar_core::stall::{Cause, EndView, Process, Role, Verdict, Wait};
 pub use invar_cuda::gdr::NicReach;

@@ -52,6 +52,22 @@ fn the_recorder_of_a_killed_process_shows_its_connection_and_what_it_waited_for(
     let has =
         |phase: &str, name: &str| events.iter().any(|of| of["ph"] == phase && of["name"] == name);
     assert!(has("i", "opened") && has("X", "waits"), "{trace}");
+    // The server's file as of a host whose clock is a minute ahead.
+    let inspected = json(&ask(&["inspect", "--json", &pid]).ok().stdout);
+    let mut bytes = fs::read(inspected["file"].as_str().expect("a path")).unwrap();
+    let unix_offset: &mut [u8; 8] = bytes[16..].first_chunk_mut().unwrap();
+    *unix_offset = (i64::from_le_bytes(*unix_offset) + 60_000_000_000).to_le_bytes();
+    let other_host = dir.0.join("other-host.rec");
+    fs::write(&other_host, bytes).unwrap();
+    let client_pid = client.0.id().to_string();
+    let files = [&client_pid, &other_host.display().to_string(), "-o", &file.display().to_string()];
+    ask(&[&["trace"], &files.map(|arg| arg as &str)[..]].concat()).ok();
+    let trace = json(&fs::read_to_string(&file).unwrap());
+    let events = trace["traceEvents"].as_array().expect("an array");
+    let opened =
+        events.iter().filter(|of| of["name"] == "opened").filter_map(|of| of["ts"].as_f64());
+    let (count, last_us) = opened.fold((0, 0.0), |(n, last), us| (n + 1, f64::max(last, us)));
+    assert!(count >= 2 && last_us < 30e6, "{trace}");
 }
 
 #[test]

@@ -49,6 +49,8 @@ fn waits_recoveries_and_verdicts_are_events() {
     record.name("soft0", "10.0.0.2");
     record.numbers = EndNumbers { bytes: 7, recoveries: 2, stalls: 1, ..EndNumbers::default() };
     record.numbers.receive_wait_ns = 9;
+    record.number = 0x1234;
+    record.peer_clock = Some(PeerClock { ahead_ns: -5, uncertainty_ns: 3 });
     record.numbers.latency.add(1_200);
     record.nic = NicCounters::from_array(core::array::from_fn(|i| i as u64 + 1));
     let kinds: std::vec::Vec<_> = record.events.iter().map(|event| event.kind).collect();

@@ -167,6 +167,7 @@ impl Open {
         let peer = ends.peer.map(|peer| peer.ip().to_canonical().to_string()).unwrap_or_default();
         record.name(&ends.device, &peer);
         (record.numbers, record.nic) = (*numbers, nic.unwrap_or_default());
+        (record.number, record.peer_clock) = (ends.number, ends.peer_clock);
         write(&file, place, &record);
         trace(&record);
         let (written_ns, counted_ns) = (now_ns, now_ns);
