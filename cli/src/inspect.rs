@@ -5,7 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use invar_core::recorder::{Event, Record};
+use invar_core::recorder::{Event, RankOperation, RankRecord, RankWait, Record};
 use invar_core::stall::{EndView, Role, Wait};
 use invar_linux::clock::now_ns;
 use invar_linux::recorder::{Recorded, directory, files, read};
@@ -14,16 +14,16 @@ use serde::Serialize;
 use crate::failure::Failure;
 use crate::output::print;
 
-/// Show what a process' connections wait for, and what they did last.
+/// Show what a process' connections and ranks wait for, and what they did last.
 ///
-/// Each process with connections keeps a file in $XDG_RUNTIME_DIR/invar or /tmp/invar-UID. After a crash, a kill
+/// Each process with connections or ranks of communicators keeps a file in $XDG_RUNTIME_DIR/invar or /tmp/invar-UID. After a crash, a kill
 /// or a failed connection the file can still be read. Without an argument, the command lists these files.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Number of a process, or a file
     #[arg(value_name = "PID|FILE")]
     process: Option<String>,
-    /// Print JSON: an object with the process and an array of connections
+    /// Print JSON: an object with the process, and arrays of connections and ranks
     #[arg(long)]
     json: bool,
 }
@@ -36,6 +36,32 @@ struct Shown {
     is_alive: bool,
     damaged: usize,
     connections: Vec<ShownRecord>,
+    ranks: Vec<ShownRank>,
+}
+
+#[derive(Serialize)]
+struct ShownRank {
+    number: usize,
+    rank: u32,
+    nranks: u32,
+    /// Oldest first.
+    operations: Vec<ShownOperation>,
+}
+
+#[derive(Serialize)]
+struct ShownOperation {
+    /// Number of collectives that the rank had entered by then.
+    number: u64,
+    what: String,
+    bytes: u64,
+    /// Nanoseconds since the Unix epoch.
+    begun_unix_ns: i64,
+    /// `null` while the operation runs.
+    took_us: Option<f64>,
+    waited_us: u32,
+    /// The rank of the longest wait, and its time.
+    longest_wait_rank: Option<u32>,
+    longest_wait_us: Option<u32>,
 }
 
 #[derive(Serialize)]
@@ -105,7 +131,7 @@ pub(crate) fn find(process: &str) -> Result<PathBuf, Failure> {
     files().into_iter().find(is_of).ok_or_else(|| {
         let dir = directory();
         Failure::new(format_args!(
-            "process {pid} has no flight recorder in {}: it has no connection, belongs to another \
+            "process {pid} has no flight recorder in {}: it has no connection and no rank, belongs to another \
              user, has INVAR_RECORDER=0, or has ended well",
             dir.display()
         ))
@@ -123,7 +149,7 @@ pub(crate) fn json(value: &impl Serialize) -> Result<String, Failure> {
 }
 
 fn shown(recorded: &Recorded) -> Shown {
-    let Recorded { path, header, is_alive, records, damaged } = recorded;
+    let Recorded { path, header, is_alive, records, ranks, damaged } = recorded;
     let connections = records.iter().map(|(number, record)| {
         let Record { role, qpn, looked_ns, ends, view, verdict, events, .. } = record;
         let event = |event: &Event| ShownEvent {
@@ -159,7 +185,28 @@ fn shown(recorded: &Recorded) -> Shown {
         is_alive: *is_alive,
         damaged: *damaged,
         connections: connections.collect(),
+        ranks: ranks.iter().map(|(number, rank)| shown_rank(recorded, *number, rank)).collect(),
     }
+}
+
+fn shown_rank(of: &Recorded, number: usize, record: &RankRecord) -> ShownRank {
+    let operation = |operation: &RankOperation| {
+        let RankOperation { number, begun_ns, took_ns, bytes, text, waited_us, longest } =
+            operation;
+        ShownOperation {
+            number: *number,
+            what: text.as_str().to_owned(),
+            bytes: *bytes,
+            begun_unix_ns: of.header.unix_offset_ns.wrapping_add(*begun_ns as i64),
+            took_us: took_ns.map(|took_ns| took_ns as f64 / 1e3),
+            waited_us: *waited_us,
+            longest_wait_rank: longest.map(|RankWait { rank, .. }| rank),
+            longest_wait_us: longest.map(|RankWait { lasted_us, .. }| lasted_us),
+        }
+    };
+    let RankRecord { rank, nranks, operations, .. } = record;
+    let operations = operations.iter().map(operation).collect();
+    ShownRank { number, rank: *rank, nranks: *nranks, operations }
 }
 
 /// Says in words what an end waits for.
@@ -189,12 +236,16 @@ fn list(all: &[Shown]) -> String {
         return "no process has a flight recorder\n".to_owned();
     }
     let mut text = String::new();
-    for Shown { pid, is_alive, connections, file, .. } in all {
+    for Shown { pid, is_alive, connections, ranks, file, .. } in all {
         let state = if *is_alive { "lives" } else { "has ended" };
         let waiting = connections.iter().filter(|of| of.is_waiting).count();
         let count = connections.len();
         let file = file.display();
-        let _ = writeln!(text, "{pid} {state}: {count} connections, {waiting} wait; {file}");
+        let ranks = ranks.len();
+        let _ = writeln!(
+            text,
+            "{pid} {state}: {count} connections, {waiting} wait; {ranks} ranks; {file}"
+        );
     }
     if all.iter().any(|of| !of.is_alive) {
         text.push_str("you may remove the files of processes that have ended; the next process keeps the last 16\n");
@@ -203,7 +254,7 @@ fn list(all: &[Shown]) -> String {
 }
 
 fn details(shown: &Shown) -> String {
-    let Shown { process, is_alive, damaged, connections, .. } = shown;
+    let Shown { process, is_alive, damaged, connections, ranks, .. } = shown;
     let mut text = format!("{process} {}\n", if *is_alive { "lives" } else { "has ended" });
     if *damaged > 0 {
         let _ = writeln!(text, "{damaged} records are damaged");
@@ -238,5 +289,27 @@ fn details(shown: &Shown) -> String {
             );
         }
     }
+    ranks.iter().for_each(|rank| rank_details(rank, &mut text));
     text
+}
+
+fn rank_details(shown: &ShownRank, text: &mut String) {
+    let ShownRank { number, rank, nranks, operations } = shown;
+    let _ = writeln!(text, "\nrank {rank} of {nranks}, number {number}");
+    let last = operations.last().map_or(0, |operation| operation.begun_unix_ns);
+    for operation in operations {
+        let ShownOperation { number, what, begun_unix_ns, took_us, waited_us, .. } = operation;
+        let before = last.saturating_sub(*begun_unix_ns) as f64 / 1e9;
+        let took = took_us.map_or_else(|| "runs".to_owned(), |us| format!("{:.3} ms", us / 1e3));
+        let waited = f64::from(*waited_us) / 1e3;
+        let _ = write!(text, "  {:>10.3} s  {number} {what}: {took}", 0.0 - before);
+        let _ = match (operation.longest_wait_rank, operation.longest_wait_us) {
+            (Some(rank), Some(us)) => writeln!(
+                text,
+                ", waited {waited:.3} ms, longest for rank {rank}: {:.3} ms",
+                f64::from(us) / 1e3
+            ),
+            _ => writeln!(text),
+        };
+    }
 }

@@ -1,6 +1,7 @@
-//! `invar trace`: writes what connections did as a trace for Chrome and Perfetto.
+//! `invar trace`: writes what connections and ranks did as a trace for Chrome and Perfetto.
 
 mod clocks;
+mod rank;
 
 use std::fs;
 use std::path::PathBuf;
@@ -15,11 +16,12 @@ use crate::failure::Failure;
 use crate::inspect::{find, open};
 use clocks::{Correction, corrections};
 
-/// Write what connections did as a trace for Chrome (chrome://tracing) and Perfetto (ui.perfetto.dev).
+/// Write what connections and ranks did as a trace for Chrome (chrome://tracing) and Perfetto (ui.perfetto.dev).
 ///
 /// Give the files of both ends, and both stand on one time line, also if the clocks of their hosts differ. Each
 /// connection compares the clocks when it is made. Without a connection between them the hosts' clocks must agree
-/// (NTP). The events of connections have a resolution of 50 ms.
+/// (NTP). The events of connections have a resolution of 50 ms. Of a rank of a communicator the trace has the last
+/// operations that moved 64 KiB or more, or that waited for another rank.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Numbers of processes, or files
@@ -44,7 +46,10 @@ fn trace(all: &[Recorded]) -> Value {
     let corrections = corrections(all);
     let times = all.iter().zip(&corrections).flat_map(|(of, correction)| {
         let events = of.records.iter().flat_map(|(_, record)| &record.events);
-        events.map(|event| time_ns(of, correction, event.at_ns))
+        let events = events.map(|event| event.at_ns);
+        let operations = of.ranks.iter().flat_map(|(_, rank)| &rank.operations);
+        let operations = operations.map(|operation| operation.begun_ns);
+        events.chain(operations).map(|at_ns| time_ns(of, correction, at_ns))
     });
     let start_ns = times.min().unwrap_or(0);
     let mut events = Vec::new();
@@ -65,6 +70,9 @@ fn trace(all: &[Recorded]) -> Value {
                 json!({"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": args}),
             );
             of_record(record, &us, (pid, *tid), &mut events);
+        }
+        for (tid, rank) in &recorded.ranks {
+            rank::operations(rank, &us, (pid, *tid), &mut events);
         }
     }
     json!({"displayTimeUnit": "ms", "traceEvents": events})
@@ -152,7 +160,8 @@ mod tests {
         record.look(view(false, 1), 4_000_000);
         let header = Header { process: Process::new(7, "a"), unix_offset_ns };
         let path = PathBuf::new();
-        Recorded { path, header, is_alive: false, records: vec![(0, record)], damaged: 0 }
+        let (records, ranks) = (vec![(0, record)], Vec::new());
+        Recorded { path, header, is_alive: false, records, ranks, damaged: 0 }
     }
 
     #[test]

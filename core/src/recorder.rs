@@ -1,9 +1,11 @@
 //! The flight recorder: what an end did last, in a block of bytes that outlives its process.
 //!
 //! A [`Record`] is fed with the end's [`EndView`] now and then, and keeps the changes as [`Event`]s. A host
-//! writes the record to a file after each change; see [`Record::to_bytes`].
+//! writes the record to a file after each change; see [`Record::to_bytes`]. A [`RankRecord`] keeps the operations
+//! of a rank of a communicator in the same file.
 
 mod event;
+mod rank;
 
 use static_assertions::assert_eq_size;
 use zerocopy::byteorder::little_endian::{I64, U16, U32, U64};
@@ -15,6 +17,9 @@ use crate::peer_clock::PeerClock;
 use crate::stall::{EndView, Process, Role, VIEW_BYTES, ViewBytes};
 
 pub use event::{EVENT_BYTES, Event, EventKind};
+pub use rank::{
+    OPERATION_TEXT_BYTES, OPERATIONS, RANK_RECORD_BYTES, RankOperation, RankRecord, RankWait,
+};
 
 /// Bytes of a record.
 pub const RECORD_BYTES: usize = size_of::<RecordBytes>();

@@ -81,6 +81,7 @@ mod link;
 mod links;
 mod local;
 pub mod net;
+mod operations;
 mod pending;
 mod pending_link;
 mod plan;
@@ -94,7 +95,6 @@ use std::time::Duration;
 
 use invar_core::coll::RedOp;
 use invar_core::rendezvous::UniqueId;
-use invar_core::stall::StallSettings;
 use invar_linux::proxy::DumpOnSignal;
 use invar_linux::rendezvous::Bootstrap;
 
@@ -165,8 +165,7 @@ impl Communicator {
         let (within, silence) = (settings.connect_within(), settings.silence());
         let bootstrap = Bootstrap::join(id, (rank, nranks), within, silence);
         let bootstrap = Arc::new(bootstrap.map_err(Error::bootstrap)?);
-        let StallSettings { after_ns, process, .. } = settings.stall();
-        let board = Arc::new(Board::new(rank, process, Duration::from_nanos(after_ns)));
+        let board = Arc::new(Board::new(rank, &settings.stall()));
         bootstrap.attend(Arc::clone(&board) as _);
         let engine = setup::engine(Arc::clone(&bootstrap), board, settings);
         let (engine, transport) = engine.map_err(|error| engine::failed(&bootstrap, error))?;

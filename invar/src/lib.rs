@@ -116,6 +116,7 @@ mod launcher;
 mod memory;
 mod metrics;
 pub mod raw;
+mod recorder_place;
 mod recv;
 mod request;
 mod send;

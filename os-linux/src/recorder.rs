@@ -11,21 +11,25 @@ use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use invar_core::recorder::{HEADER_BYTES, Header, RECORD_BYTES, Record};
+use invar_core::recorder::{
+    HEADER_BYTES, Header, RANK_RECORD_BYTES, RECORD_BYTES, RankRecord, Record, RecordError,
+};
 use invar_core::stall::Process;
 
 use crate::clock::now_ns;
 
 /// Bytes of each record in a file, and of the header.
 const PLACE_BYTES: usize = 4096;
-/// The most connections of a process that are recorded.
+/// The most connections and ranks of a process that are recorded.
 const PLACES: usize = 256;
 /// The files of dead processes that are kept.
 const DEAD_KEPT: usize = 16;
 /// The most files of one process number, which differ if containers share a directory.
 const SAME_PID_MAX: u32 = 16;
 
-const _: () = assert!(RECORD_BYTES <= PLACE_BYTES && HEADER_BYTES <= PLACE_BYTES);
+const _: () = assert!(
+    RECORD_BYTES <= PLACE_BYTES && RANK_RECORD_BYTES <= PLACE_BYTES && HEADER_BYTES <= PLACE_BYTES
+);
 
 /// The file of this process.
 #[derive(Debug)]
@@ -41,7 +45,7 @@ pub struct RecorderFile {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RecordSlot {
     Used,
-    /// The connection has ended; its record stays until the place is needed.
+    /// The connection or rank has ended; its record stays until the place is needed.
     Ended,
 }
 
@@ -56,6 +60,8 @@ pub struct Recorded {
     pub is_alive: bool,
     /// The records of its connections, with their numbers.
     pub records: Vec<(usize, Record)>,
+    /// The records of its ranks of communicators, with their numbers.
+    pub ranks: Vec<(usize, RankRecord)>,
     /// Number of records that could not be read, because they were being written or are damaged.
     pub damaged: usize,
 }
@@ -95,7 +101,7 @@ impl RecorderFile {
         Ok(RecorderFile { process: std::process::id(), file, path, places: Vec::new(), turn: 0 })
     }
 
-    /// Takes a place for a connection. Returns `None` if all are in use.
+    /// Takes a place for a record. Returns `None` if all are in use.
     pub fn take_place(&mut self) -> Option<usize> {
         if self.places.len() < PLACES {
             self.places.push(RecordSlot::Used);
@@ -106,20 +112,24 @@ impl RecorderFile {
         Some(at)
     }
 
-    /// Writes a connection's record.
+    /// Writes a record, whose bytes depend on the number of the write.
     ///
     /// # Errors
     /// A system call fails, as if the file system is full.
-    pub fn write(&mut self, place: usize, record: &Record) -> io::Result<()> {
+    pub fn write<B: AsRef<[u8]>>(
+        &mut self,
+        place: usize,
+        record: impl FnOnce(u64) -> B,
+    ) -> io::Result<()> {
         if self.process != std::process::id() {
             return Ok(());
         }
         self.turn += 1;
         let at = PLACE_BYTES * (1 + place);
-        self.file.write_all_at(&record.to_bytes(self.turn), at as u64)
+        self.file.write_all_at(record(self.turn).as_ref(), at as u64)
     }
 
-    /// Gives a place back. The record stays until another connection takes the place.
+    /// Gives a place back. The record stays until another one takes the place.
     pub fn give_back(&mut self, place: usize) {
         if let Some(place) = self.places.get_mut(place) {
             *place = RecordSlot::Ended;
@@ -197,29 +207,48 @@ pub fn read(path: &Path) -> io::Result<Recorded> {
     let len = read_up_to(&file, &mut bytes)?;
     let bytes = &bytes[..len];
     let header = Header::parse(bytes).map_err(|error| invalid(error.to_string()))?;
-    let (mut records, mut damaged) = (Vec::new(), 0);
+    let (mut records, mut ranks, mut damaged) = (Vec::new(), Vec::new(), 0);
     for (number, place) in bytes.chunks(PLACE_BYTES).skip(1).enumerate() {
-        let mut parsed = Record::parse(place);
+        let mut parsed = Parsed::of(place);
         for _ in 0..3 {
             if parsed.is_ok() {
                 break;
             }
             // The writer may have been at work.
-            let mut again = [0; RECORD_BYTES];
+            let mut again = [0; PLACE_BYTES];
             let at = PLACE_BYTES * (1 + number);
-            if file.read_exact_at(&mut again, at as u64).is_err() {
+            // The last place may be shorter.
+            if file.read_at(&mut again, at as u64).is_err() {
                 break;
             }
-            parsed = Record::parse(&again);
+            parsed = Parsed::of(&again);
         }
         match parsed {
-            Ok(Some(record)) => records.push((number, record)),
-            Ok(None) => {}
+            Ok(Parsed::End(record)) => records.push((number, *record)),
+            Ok(Parsed::Rank(rank)) => ranks.push((number, *rank)),
+            Ok(Parsed::Nothing) => {}
             Err(_) => damaged += 1,
         }
     }
     let is_alive = !is_unlocked(&file);
-    Ok(Recorded { path: path.to_owned(), header, is_alive, records, damaged })
+    Ok(Recorded { path: path.to_owned(), header, is_alive, records, ranks, damaged })
+}
+
+/// A place in a file, as a reader finds it.
+enum Parsed {
+    Nothing,
+    End(Box<Record>),
+    Rank(Box<RankRecord>),
+}
+
+impl Parsed {
+    fn of(place: &[u8]) -> Result<Self, RecordError> {
+        if RankRecord::is_one(place) {
+            return RankRecord::parse(place).map(|rank| Parsed::Rank(Box::new(rank)));
+        }
+        let record = Record::parse(place)?;
+        Ok(record.map_or(Parsed::Nothing, |record| Parsed::End(Box::new(record))))
+    }
 }
 
 fn read_up_to(file: &File, bytes: &mut [u8]) -> io::Result<usize> {

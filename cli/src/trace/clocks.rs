@@ -107,7 +107,8 @@ mod tests {
             ..Record::new(Role::Sender, 1, "ends", EndView::default(), 0)
         };
         let records = connections.iter().map(record).enumerate().collect();
-        Recorded { path: PathBuf::new(), header, is_alive: false, records, damaged: 0 }
+        let (path, ranks) = (PathBuf::new(), Vec::new());
+        Recorded { path, header, is_alive: false, records, ranks, damaged: 0 }
     }
 
     fn add(all: &[Recorded]) -> Vec<(i64, Option<u64>)> {

@@ -1,7 +1,8 @@
-//! The flight recorder of a process that was killed.
+//! The flight recorders of processes that were killed.
 
 use std::fs;
 
+use invar_testkit::unused;
 use invar_testkit::wait::until;
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -82,4 +83,48 @@ fn a_process_whose_connection_failed_leaves_its_recorder() {
     let outcome = ask();
     let text = &outcome.ok().stdout;
     assert!(text.contains(" has ended\n") && text.contains("s  error "), "{text}");
+}
+
+#[test]
+fn a_rank_shows_its_operations_and_for_which_rank_it_waits() {
+    let dir = Dir::new("ranks");
+    let root = unused::address().to_string();
+    let start = |rank: &str| {
+        let mut command = dir.invar(&["coll", "all_reduce", "-b", "64K", "-e", "64K"]);
+        command.args(["-n", "100000000", "--rank", rank, "--ranks", "2", "--root", &root]);
+        Run::start(command.env("INVAR_COLL_SECRET", "a word"))
+    };
+    let runs = ["0", "1"].map(start);
+    let pids = runs.each_ref().map(|run| run.0.id().to_string());
+    let ask = |args: &[&str]| Run::start(&mut dir.invar(args)).wait();
+    let last = || {
+        let outcome = ask(&["inspect", "--json", &pids[0]]);
+        let found = (outcome.status == Some(0)).then(|| json(&outcome.stdout))?;
+        found["ranks"][0]["operations"].as_array()?.last().cloned()
+    };
+    until("an operation", || last().is_some_and(|of| of["bytes"] == 64 << 10));
+    kill_process(Pid::from_child(&runs[1].0), Signal::STOP).unwrap();
+    until("a wait for rank 1", || {
+        last().is_some_and(|of| of["took_us"].is_null() && of["longest_wait_rank"] == 1)
+    });
+    runs.iter().for_each(|run| kill_process(Pid::from_child(&run.0), Signal::KILL).unwrap());
+    runs.into_iter().for_each(|run| drop(run.wait()));
+    let outcome = ask(&["inspect", &pids[0]]);
+    let text = &outcome.ok().stdout;
+    assert!(text.contains("\nrank 0 of 2, number "), "{text}");
+    assert!(text.contains(" all_reduce of 16384 F32, Sum by TwoShot: runs, waited "), "{text}");
+    let file = dir.0.join("trace.json");
+    ask(&["trace", &pids[0], &pids[1], "-o", &file.display().to_string()]).ok();
+    let trace = json(&fs::read_to_string(&file).unwrap());
+    let events = trace["traceEvents"].as_array().expect("an array");
+    for pid in 0..2 {
+        let has = |key: &str, value: &str| {
+            let value_of = |of: &serde_json::Value| of.pointer(key).cloned();
+            let mut of_rank = events.iter().filter(|of| of["pid"] == pid).filter_map(value_of);
+            of_rank.any(|of| of == value)
+        };
+        assert!(has("/args/name", &format!("rank {pid} of 2")), "{trace}");
+        assert!(has("/name", "all_reduce of 16384 F32, Sum by TwoShot"), "{trace}");
+        assert!(pid == 1 || has("/name", "waits for rank 1"), "{trace}");
+    }
 }

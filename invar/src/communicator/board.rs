@@ -1,7 +1,8 @@
 //! What a rank is at, for whoever asks why ranks do not go on.
 //!
 //! The rank's thread notes operations and waits by plain stores. The thread that watches the rendezvous
-//! reads them about ten times a second, and measures how long they do not change.
+//! reads them about ten times a second, and measures how long they do not change. It also writes the operations
+//! that were timed into the flight recorder.
 
 use std::fmt::Write;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -9,15 +10,22 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use invar_core::coll::{DataType, Operation, RedOp};
+use invar_core::recorder::{RankOperation, RankRecord};
 use invar_core::rendezvous::{NOBODY, OperationText, RankView};
-use invar_core::stall::Process;
+use invar_core::stall::{Process, StallSettings};
+use invar_linux::clock::now_ns;
 use invar_linux::rendezvous::{Attendant, GroupVerdict};
 
 use super::call::Work;
+use super::choose::Facts;
 use super::net::LinkDump;
+use super::operations::{Operations, Timed, to_us};
+use crate::recorder_place::RecorderPlace;
 
 /// A verdict is part of the error that follows it within this time.
 const VERDICT_LASTS: Duration = Duration::from_secs(5);
+/// An operation of so many bytes is timed from its begin. A shorter one is timed once it waits for another rank.
+const TIMED_BYTES: usize = 64 << 10;
 
 pub(super) struct Board {
     rank: u32,
@@ -34,6 +42,21 @@ pub(super) struct Board {
     waits: AtomicU64,
     links: OnceLock<LinkDump>,
     watched: Mutex<Watched>,
+    /// What the choice of an algorithm depends on.
+    facts: OnceLock<Facts>,
+    /// Whether the flight recorder keeps the operations.
+    is_recorded: bool,
+    operations: Operations,
+    recording: Mutex<Recording>,
+}
+
+/// The operations in the flight recorder.
+#[derive(Default)]
+struct Recording {
+    place: Option<RecorderPlace>,
+    /// The state of the operations when they were written last.
+    written: (u64, bool),
+    is_refused: bool,
 }
 
 /// What the watching thread saw last.
@@ -45,7 +68,9 @@ struct Watched {
 }
 
 impl Board {
-    pub(super) fn new(rank: u32, process: Process, stuck_after: Duration) -> Self {
+    pub(super) fn new(rank: u32, settings: &StallSettings) -> Self {
+        let StallSettings { after_ns, process, is_recorded, .. } = *settings;
+        let stuck_after = Duration::from_nanos(after_ns);
         let watched = Watched {
             state: (0, false, NOBODY, 0),
             since: Instant::now(),
@@ -63,6 +88,10 @@ impl Board {
             waits: AtomicU64::new(0),
             links: OnceLock::new(),
             watched: Mutex::new(watched),
+            facts: OnceLock::new(),
+            is_recorded,
+            operations: Operations::new(),
+            recording: Mutex::default(),
         }
     }
 
@@ -70,6 +99,12 @@ impl Board {
     pub(super) fn joined(&self, links: LinkDump) {
         // A rank joins only once, so the value is not set yet.
         let _ = self.links.set(links);
+    }
+
+    /// Notes what the choice of an algorithm depends on.
+    pub(super) fn chooses_by(&self, facts: Facts) {
+        // A rank joins only once, so the value is not set yet.
+        let _ = self.facts.set(facts);
     }
 
     /// Notes that the rank enters an operation.
@@ -82,18 +117,55 @@ impl Board {
             let entered = self.entered.load(Ordering::Relaxed);
             self.entered.store(entered + 1, Ordering::Relaxed);
         }
+        let bytes = work.count.saturating_mul(work.data_type.bytes());
+        if self.is_recorded && bytes >= TIMED_BYTES {
+            self.begin_timing(now_ns());
+        }
         self.is_inside.store(true, Ordering::Release);
+    }
+
+    #[cold]
+    fn begin_timing(&self, now_ns: u64) {
+        let operation = self.operation.each_ref().map(|word| word.load(Ordering::Relaxed));
+        self.operations.begin(operation, self.entered.load(Ordering::Relaxed), now_ns);
     }
 
     /// Notes that the operation is done.
     #[inline]
     pub(super) fn leave(&self) {
+        if self.operations.is_timed() {
+            self.end_timing();
+        }
         self.is_inside.store(false, Ordering::Release);
+    }
+
+    #[cold]
+    fn end_timing(&self) {
+        self.moved();
+        self.operations.end(now_ns());
+    }
+
+    /// Notes that the operation has failed, and keeps the recorder's file.
+    pub(super) fn failed(&self) {
+        self.leave();
+        self.record();
+        if let Some(place) = &self.recording().place {
+            place.keep_file();
+        }
     }
 
     /// Notes that the rank waits for a peer.
     pub(super) fn wait_for(&self, peer: u32) {
-        self.waits_for.store(peer, Ordering::Relaxed);
+        if self.waits_for.swap(peer, Ordering::Relaxed) == peer {
+            return;
+        }
+        if self.is_recorded {
+            let now_ns = now_ns();
+            if !self.operations.is_timed() {
+                self.begin_timing(now_ns);
+            }
+            self.operations.wait(peer, now_ns);
+        }
     }
 
     /// Notes that data has moved, which ends a wait.
@@ -108,6 +180,66 @@ impl Board {
     fn wait_is_over(&self) {
         self.waits.fetch_add(1, Ordering::Relaxed);
         self.waits_for.store(NOBODY, Ordering::Relaxed);
+        if self.operations.is_timed() {
+            self.operations.go_on(now_ns());
+        }
+    }
+
+    /// Writes the timed operations into the flight recorder, if they have changed or one runs.
+    fn record(&self) {
+        let mut recording = self.recording();
+        let Recording { place, written, is_refused } = &mut *recording;
+        let state = self.operations.state();
+        if state.0 == 0 || *is_refused || (state == *written && !state.1) {
+            return;
+        }
+        if place.is_none() {
+            *place = RecorderPlace::take(self.process).ok();
+        }
+        let Some(place) = place else {
+            *is_refused = true;
+            return;
+        };
+        *written = state;
+        let now_ns = now_ns();
+        let operations = self.operations.last(now_ns);
+        let record = RankRecord {
+            rank: self.rank,
+            nranks: self.facts.get().map_or(0, |facts| facts.nranks),
+            looked_ns: now_ns,
+            operations: operations.iter().map(|timed| self.recorded(timed)).collect(),
+        };
+        place.write(|turn| record.to_bytes(turn));
+    }
+
+    fn recorded(&self, timed: &Timed) -> RankOperation {
+        let Timed { operation: [code, count], number, begun_ns, took_ns, waited_ns, longest } =
+            *timed;
+        let bytes = count.saturating_mul(element_bytes(code));
+        let mut text = describe(code, count);
+        if let Some((facts, operation)) = self.facts.get().zip(operation(code))
+            && !operation.is_transfer()
+            && operation != Operation::AllToAll
+        {
+            // What does not fit is cut.
+            let _ = write!(text, " by {:?}", facts.choose(operation, bytes as usize).algorithm);
+        }
+        let waited_us = to_us(waited_ns);
+        let mut recorded = RankOperation {
+            number,
+            begun_ns,
+            took_ns,
+            bytes,
+            waited_us,
+            longest,
+            ..RankOperation::default()
+        };
+        recorded.describe(&text);
+        recorded
+    }
+
+    fn recording(&self) -> MutexGuard<'_, Recording> {
+        self.recording.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns why the ranks do not go on, if that was told just now.
@@ -143,8 +275,15 @@ impl Board {
     }
 }
 
+impl Drop for Board {
+    fn drop(&mut self) {
+        self.record();
+    }
+}
+
 impl Attendant for Board {
     fn view(&self) -> RankView {
+        self.record();
         let ((entered, is_inside, waits_for, _), still) = self.look();
         let waits_for = Some(waits_for).filter(|rank| *rank != NOBODY);
         let is_stuck = is_inside
@@ -224,20 +363,41 @@ fn code(work: &Work) -> u64 {
     kind | (work.data_type as u64) << 8 | redop << 16 | u64::from(rank) << 32
 }
 
+/// Returns the operation of a packed work; `None` if there was none yet.
+fn operation(code: u64) -> Option<Operation> {
+    let rank = (code >> 32) as u32;
+    Some(match code & 255 {
+        1 => Operation::AllReduce,
+        2 => Operation::AllGather,
+        3 => Operation::ReduceScatter,
+        4 => Operation::Broadcast { root: rank },
+        5 => Operation::Reduce { root: rank },
+        6 => Operation::AllToAll,
+        7 => Operation::Send { peer: rank },
+        8 => Operation::Recv { peer: rank },
+        _ => return None,
+    })
+}
+
+/// Returns the bytes of an element of a packed work.
+fn element_bytes(code: u64) -> u64 {
+    let data_type = DataType::ALL.get((code >> 8 & 255) as usize);
+    data_type.map_or(0, |data_type| data_type.bytes() as u64)
+}
+
 /// Describes a work for people; empty if there was none yet.
 fn describe(code: u64, count: u64) -> OperationText {
-    let (kind, data_type, redop, rank) =
-        (code & 255, code >> 8 & 255, code >> 16 & 255, code >> 32);
-    let name = match kind {
-        1 => "all_reduce",
-        2 => "all_gather",
-        3 => "reduce_scatter",
-        4 => "broadcast",
-        5 => "reduce",
-        6 => "all_to_all",
-        7 => "send",
-        8 => "recv",
-        _ => return OperationText::new(),
+    let (data_type, redop) = (code >> 8 & 255, code >> 16 & 255);
+    let Some(operation) = operation(code) else { return OperationText::new() };
+    let name = match operation {
+        Operation::AllReduce => "all_reduce",
+        Operation::AllGather => "all_gather",
+        Operation::ReduceScatter => "reduce_scatter",
+        Operation::Broadcast { .. } => "broadcast",
+        Operation::Reduce { .. } => "reduce",
+        Operation::AllToAll => "all_to_all",
+        Operation::Send { .. } => "send",
+        Operation::Recv { .. } => "recv",
     };
     let mut text = OperationText::new();
     // What does not fit is cut.
@@ -249,10 +409,13 @@ fn describe(code: u64, count: u64) -> OperationText {
     if let Some(op) = redop.checked_sub(1).and_then(|at| ops.get(at as usize)) {
         let _ = write!(text, ", {op:?}");
     }
-    let _ = match kind {
-        4 => write!(text, " from rank {rank}"),
-        5 | 7 => write!(text, " to rank {rank}"),
-        8 => write!(text, " from rank {rank}"),
+    let _ = match operation {
+        Operation::Broadcast { root: rank } | Operation::Recv { peer: rank } => {
+            write!(text, " from rank {rank}")
+        }
+        Operation::Reduce { root: rank } | Operation::Send { peer: rank } => {
+            write!(text, " to rank {rank}")
+        }
         _ => Ok(()),
     };
     text
@@ -279,7 +442,9 @@ mod tests {
 
     #[test]
     fn a_rank_is_stuck_only_inside_an_operation_and_while_nothing_moves() {
-        let board = Board::new(1, Process::new(7, "a"), Duration::from_nanos(2));
+        let process = Process::new(7, "a");
+        let board =
+            Board::new(1, &StallSettings { after_ns: 2, process, ..StallSettings::default() });
         assert!(!board.view().is_stuck);
         board.enter(&work(Operation::AllReduce, Some(RedOp::Sum)));
         assert!(!board.view().is_stuck, "it waits for nobody");

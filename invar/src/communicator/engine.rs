@@ -115,7 +115,7 @@ impl Engine {
                     Some(verdict) => error.after(&verdict),
                     None => error,
                 };
-                at_work.0.board.leave();
+                at_work.0.board.failed();
                 Err(failed(&at_work.0.bootstrap, error))
             }
         }

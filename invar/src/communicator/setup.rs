@@ -96,14 +96,16 @@ pub(super) fn engine(
         _ => Some(Local::share(&bootstrap, here.clone(), nchannels, tuning.slot_bytes, within)?),
     };
     let crowded = is_crowded(&all, &ours.host);
+    let facts = Facts {
+        nranks,
+        nchannels,
+        tuning,
+        p2p_chunk_bytes: p2p_chunk_bytes(settings, tuning.slot_bytes),
+    };
+    board.chooses_by(facts);
     let engine = Engine {
         links: Links::new(nranks, nchannels, memory.as_ref(), connector),
-        facts: Facts {
-            nranks,
-            nchannels,
-            tuning,
-            p2p_chunk_bytes: p2p_chunk_bytes(settings, tuning.slot_bytes),
-        },
+        facts,
         orders: (0..nchannels)
             .map(|channel| Arc::from(order(&nodes, channel)))
             .map(|order| Order::new(order).expect("each rank is there once"))

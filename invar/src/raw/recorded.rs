@@ -1,6 +1,6 @@
 //! The flight recorder's part of the keeper: writes what a look at an end has found.
 
-use std::sync::{Arc, Mutex, MutexGuard, Once, OnceLock, PoisonError, Weak};
+use std::sync::{Mutex, Once, PoisonError};
 
 use invar_core::conn::StreamError;
 use invar_core::error::{Ends, Error as CoreError};
@@ -9,7 +9,8 @@ use invar_core::nic::NicCounters;
 use invar_core::recorder::{Event, EventKind, Record};
 use invar_core::stall::{EndView, Role, Verdict, Watch};
 use invar_linux::clock::now_ns;
-use invar_linux::recorder::{RecorderFile, directory};
+
+use crate::recorder_place::{NoPlace, RecorderPlace};
 
 /// The state of an end at one look, for the flight recorder.
 #[derive(Clone, Debug)]
@@ -63,15 +64,6 @@ impl Snapshot {
     }
 }
 
-/// The file of a process, while there are connections that are recorded. A child of fork has a copy of its
-/// parent's.
-static OF_PROCESS: Mutex<(u32, Weak<Mutex<RecorderFile>>)> = Mutex::new((0, Weak::new()));
-/// The file of this process, once a connection has failed. So the file outlives the process, which may end
-/// because of the failure.
-static KEPT: Mutex<Option<Arc<Mutex<RecorderFile>>>> = Mutex::new(None);
-/// Whether the file could not be made. Then nothing is recorded.
-static IS_BROKEN: OnceLock<()> = OnceLock::new();
-
 /// A record without changes is written this often, so that it shows when the end was looked at.
 const WRITE_EVERY_NS: u64 = 1_000_000_000;
 
@@ -85,8 +77,7 @@ struct Open {
     state: EndState,
     written_ns: u64,
     counted_ns: u64,
-    place: usize,
-    file: Arc<Mutex<RecorderFile>>,
+    place: RecorderPlace,
 }
 
 impl Recording {
@@ -106,7 +97,7 @@ impl Recording {
             return;
         };
         let has_edge = of_end.note_edges(snapshot.state, now_ns);
-        let Open { record, verdict: told, written_ns, counted_ns, place, file, .. } = of_end;
+        let Open { record, verdict: told, written_ns, counted_ns, place, .. } = of_end;
         (record.role, record.qpn, record.numbers) = (*role, ends.qpn, *numbers);
         if let Some(nic) = nic {
             (record.nic, *counted_ns) = (*nic, now_ns);
@@ -124,7 +115,7 @@ impl Recording {
         }
         if has_changed || now_ns.saturating_sub(*written_ns) >= WRITE_EVERY_NS {
             *written_ns = now_ns;
-            write(file, *place, record);
+            place.write(|turn| record.to_bytes(turn));
         }
     }
 }
@@ -132,13 +123,12 @@ impl Recording {
 impl Drop for Recording {
     fn drop(&mut self) {
         let open = self.0.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if let Some(Open { record, place, file, state, .. }) = open {
+        if let Some(Open { record, place, state, .. }) = open {
             record.closed(now_ns());
             trace(record);
-            write(file, *place, record);
-            lock(file).give_back(*place);
+            place.write(|turn| record.to_bytes(turn));
             if state.error.is_some_and(|error| is_failure(error, &record.view)) {
-                *KEPT.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(file));
+                place.keep_file();
             }
         }
     }
@@ -152,27 +142,30 @@ fn is_failure(error: CoreError, view: &EndView) -> bool {
 impl Open {
     fn new(snapshot: &Snapshot, now_ns: u64) -> Option<Self> {
         let Snapshot { role, ends, view, verdict, numbers, nic, state } = snapshot;
-        let file = file_of_process(view)?;
-        let Some(place) = lock(&file).take_place() else {
-            static TOLD: Once = Once::new();
-            TOLD.call_once(|| {
-                log::info!(
-                    "{ends}: the flight recorder of this process is full: this connection and later ones \
-                     are neither recorded nor have metrics until others close"
-                );
-            });
-            return None;
+        let place = match RecorderPlace::take(view.process) {
+            Ok(place) => place,
+            Err(NoPlace::NoFile) => return None,
+            Err(NoPlace::Full) => {
+                static TOLD: Once = Once::new();
+                TOLD.call_once(|| {
+                    log::info!(
+                        "{ends}: the flight recorder of this process is full: this connection and later ones \
+                         are neither recorded nor have metrics until others close"
+                    );
+                });
+                return None;
+            }
         };
         let mut record = Record::new(*role, ends.qpn, &ends.to_string(), *view, now_ns);
         let peer = ends.peer.map(|peer| peer.ip().to_canonical().to_string()).unwrap_or_default();
         record.name(&ends.device, &peer);
         (record.numbers, record.nic) = (*numbers, nic.unwrap_or_default());
         (record.number, record.peer_clock) = (ends.number, ends.peer_clock);
-        write(&file, place, &record);
+        place.write(|turn| record.to_bytes(turn));
         trace(&record);
         let (written_ns, counted_ns) = (now_ns, now_ns);
         let (verdict, state) = (*verdict, *state);
-        Some(Open { record, verdict, state, written_ns, counted_ns, place, file })
+        Some(Open { record, verdict, state, written_ns, counted_ns, place })
     }
 
     /// Adds events for an error, a fence and changes of rails. Returns whether there was any.
@@ -202,49 +195,10 @@ impl Open {
     }
 }
 
-/// Returns the file of this process, and creates it if there is none.
-fn file_of_process(view: &EndView) -> Option<Arc<Mutex<RecorderFile>>> {
-    let mut of_process = OF_PROCESS.lock().unwrap_or_else(PoisonError::into_inner);
-    let (process, known) = &mut *of_process;
-    if *process == std::process::id()
-        && let Some(file) = known.upgrade()
-    {
-        return Some(file);
-    }
-    if IS_BROKEN.get().is_some() {
-        return None;
-    }
-    match RecorderFile::create(&directory(), view.process) {
-        Ok(file) => {
-            let file = Arc::new(Mutex::new(file));
-            *of_process = (std::process::id(), Arc::downgrade(&file));
-            Some(file)
-        }
-        Err(error) => {
-            let _ = IS_BROKEN.set(());
-            let dir = directory();
-            log::info!(
-                "no flight recorder, invar inspect will find nothing: {}: {error}",
-                dir.display()
-            );
-            None
-        }
-    }
-}
-
 /// Logs the last event of a record.
 fn trace(record: &Record) {
     if let Some(event @ Event { begun, done, untested, .. }) = record.events.back() {
         let ends = &record.ends;
         log::trace!("{ends}: {event}: {begun} begun, {done} done, {untested} untested");
     }
-}
-
-fn write(file: &Mutex<RecorderFile>, place: usize, record: &Record) {
-    // Without room in the file system, the last record stays.
-    let _ = lock(file).write(place, record);
-}
-
-fn lock(file: &Mutex<RecorderFile>) -> MutexGuard<'_, RecorderFile> {
-    file.lock().unwrap_or_else(PoisonError::into_inner)
 }

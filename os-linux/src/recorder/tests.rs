@@ -33,9 +33,9 @@ fn a_reader_finds_the_last_records_and_whether_the_process_lives() {
     let process = Process::new(4711, "node");
     let mut file = RecorderFile::create(&dir.0, process).unwrap();
     let [first, second] = [file.take_place().unwrap(), file.take_place().unwrap()];
-    file.write(first, &record(1)).unwrap();
-    file.write(second, &record(2)).unwrap();
-    file.write(first, &record(3)).unwrap();
+    file.write(first, |turn| record(1).to_bytes(turn)).unwrap();
+    file.write(second, |turn| record(2).to_bytes(turn)).unwrap();
+    file.write(first, |turn| record(3).to_bytes(turn)).unwrap();
     let path = dir.0.join("4711.rec");
     let recorded = read(&path).unwrap();
     assert_eq!(recorded.header.process, process);
@@ -56,7 +56,7 @@ fn damage_is_counted_and_what_is_no_recorder_is_refused() {
     let mut file = RecorderFile::create(&dir.0, Process::new(1, "a")).unwrap();
     for begun in 0..2 {
         let place = file.take_place().unwrap();
-        file.write(place, &record(begun)).unwrap();
+        file.write(place, |turn| record(begun).to_bytes(turn)).unwrap();
     }
     let copy = dir.0.join("copy.rec");
     let mut bytes = fs::read(dir.0.join("1.rec")).unwrap();
