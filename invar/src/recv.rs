@@ -294,8 +294,9 @@ impl RecvComm {
     /// more after this call, and wait only then. Every call returns the same descriptor, so an event loop can
     /// keep its number or a duplicate.
     ///
-    /// Returns `None` if the device has no descriptor that tells all this: an RDMA device, for example. Also
-    /// look every half second, because a descriptor does not tell of a peer that has gone.
+    /// Returns `None` if the device has no descriptor that tells all this: an RDMA device without completion
+    /// channels, for example. Also look every half second, because a descriptor does not tell of a peer that has
+    /// gone.
     pub fn arm(&mut self) -> Option<BorrowedFd<'_>> {
         self.arm_waiter();
         self.waiter.descriptor()

@@ -66,6 +66,8 @@ pub struct Settings {
     pub(crate) links: LinkRules,
     pub(crate) coll: CollRules,
     spin: Duration,
+    /// Whether the program may sleep while it waits.
+    pub(crate) sleeps: bool,
     collnet: bool,
     merge_nics: bool,
     /// The name of a communicator's device.
@@ -299,6 +301,7 @@ impl Settings {
             let (ifname, hca) = (list("NCCL_SOCKET_IFNAME"), list("NCCL_IB_HCA"));
             *self = Settings {
                 flush: self.flush,
+                sleeps: self.sleeps,
                 coll_nic: self.coll_nic.take(),
                 remarks: std::mem::take(&mut self.remarks),
                 ..Self::of(&params, ifname, hca, self.conn)
@@ -347,6 +350,7 @@ impl Settings {
                 timeout: Duration::from_millis(params.coll_timeout_ms.into()),
             },
             spin: Duration::from_micros(params.spin_us.into()),
+            sleeps: true,
             collnet: params.collnet_enable,
             merge_nics: params.ib_merge_nics,
             coll_nic: None,

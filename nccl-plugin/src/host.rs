@@ -232,7 +232,8 @@ fn state() -> MutexGuard<'static, State> {
 
 impl Host {
     fn find() -> Result<Self, Failed> {
-        let settings = Settings::from_env().map_err(|error| refused(&error))?;
+        // NCCL only polls.
+        let settings = Settings::from_env().map_err(|error| refused(&error))?.sleeps(false);
         let Choice { devices, reason, oob } =
             Choice::make(&settings).map_err(|error| refused(&error))?;
         let may_reach_gpus = devices.iter().any(may_reach_gpus);

@@ -18,6 +18,7 @@ pub mod pipe;
 pub mod random;
 pub mod shell;
 pub mod sim;
+pub mod sleepers;
 pub mod strangers;
 pub mod sysfs;
 pub mod tcp_times;

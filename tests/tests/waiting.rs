@@ -4,9 +4,8 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use invar::{Communicator, Device, Hub, Listener, MemoryRegion, PortRange, Settings};
-use invar_testkit::library;
-use rustix::time::{ClockId, clock_gettime};
+use invar::{Communicator, Hub, PortRange, Settings};
+use invar_testkit::sleepers::{self, processor_time, settings};
 
 const BYTES: usize = 8;
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -19,59 +18,11 @@ const BUSY_MAX: Duration = Duration::from_millis(100);
 const ROUND_TRIPS: usize = 2000;
 const ROUND_TRIPS_WITHIN: Duration = Duration::from_secs(18);
 
-/// Settings on loopback whose waits sleep at once.
-fn settings(transport: &str) -> Settings {
-    let variables = [("INVAR_TRANSPORT", transport), ("NCCL_SOCKET_IFNAME", "lo")];
-    library::settings(&variables).spin_for(Duration::ZERO)
-}
-
-/// The processor time of this thread so far.
-fn processor_time() -> Duration {
-    let time = clock_gettime(ClockId::ThreadCPUTime);
-    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
-}
-
-/// Both ends that a thread has: one connection each way.
-struct Ends {
-    send: invar::SendComm,
-    recv: invar::RecvComm,
-    region: MemoryRegion,
-    device: Device,
-}
-
-/// Two threads' ends.
-fn pair(settings: &Settings) -> [Ends; 2] {
-    let devices = Device::survey(settings).unwrap().devices;
-    let info = devices.iter().find(|info| settings.takes(info.kind)).unwrap();
-    let device = Device::open_for(info, settings).unwrap();
-    let listener = Listener::bind(&device, settings).unwrap();
-    let (to, from) = library::connect(&device, &listener, settings);
-    let (back, answers) = library::connect(&device, &listener, settings);
-    let ends = |send, recv| {
-        let region = MemoryRegion::new(&device, BYTES).unwrap();
-        Ends { send, recv, region, device: device.clone() }
-    };
-    [ends(to, answers), ends(back, from)]
-}
-
-impl Ends {
-    fn send(&mut self) {
-        self.send.send(&self.region, 0..BYTES, 1, TIMEOUT).unwrap();
-    }
-
-    fn recv(&mut self) {
-        self.recv.recv(&self.region, 0..BYTES, 1, TIMEOUT).unwrap();
-    }
-}
-
 #[test]
 fn a_receive_that_waits_takes_little_processor_time() {
     for transport in ["socket", "soft"] {
-        let [mut ours, _theirs] = pair(&settings(transport));
-        let before = processor_time();
-        let error = ours.recv.recv(&ours.region, 0..BYTES, 1, WAIT).unwrap_err();
-        let busy = processor_time() - before;
-        assert!(error.is_timeout(), "{error}");
+        let [mut ours, _theirs] = sleepers::pair(&settings(transport), BYTES);
+        let busy = ours.wait_in_vain(WAIT);
         assert!(busy < BUSY_MAX, "{transport}: {busy:?} of {WAIT:?}");
     }
 }
@@ -79,21 +30,7 @@ fn a_receive_that_waits_takes_little_processor_time() {
 #[test]
 fn sleeping_ends_are_woken_by_each_message_and_each_posted_receive() {
     for transport in ["socket", "soft"] {
-        let [mut ours, mut theirs] = pair(&settings(transport));
-        let start = Instant::now();
-        thread::scope(|scope| {
-            scope.spawn(|| {
-                for _ in 0..ROUND_TRIPS {
-                    theirs.recv();
-                    theirs.send();
-                }
-            });
-            for _ in 0..ROUND_TRIPS {
-                ours.send();
-                ours.recv();
-            }
-        });
-        let took = start.elapsed();
+        let took = sleepers::round_trips(sleepers::pair(&settings(transport), BYTES), ROUND_TRIPS);
         assert!(took < ROUND_TRIPS_WITHIN, "{transport}: {took:?}");
     }
 }
@@ -104,10 +41,7 @@ fn a_long_message_behind_many_short_ones_wakes_both_ends() {
     const SHORT: usize = 32 << 10;
     const LONG: usize = 15 << 18;
     for transport in ["socket", "soft"] {
-        let [mut ours, mut theirs] = pair(&settings(transport));
-        for ends in [&mut ours, &mut theirs] {
-            ends.region = MemoryRegion::new(&ends.device, LONG).unwrap();
-        }
+        let [mut ours, mut theirs] = sleepers::pair(&settings(transport), LONG);
         let start = Instant::now();
         thread::scope(|scope| {
             scope.spawn(|| {

@@ -14,6 +14,7 @@ use std::ptr;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 use crate::library::Library;
+use crate::sys::provider::ibv_comp_channel;
 use crate::sys::*;
 
 /// The fake's state; only one test at a time holds it.
@@ -42,6 +43,8 @@ struct State {
     extended_bytes: usize,
     /// The source of the open device's events: the address of each in turn.
     events: Option<PipeWriter>,
+    /// The source of the completion channel's events: a byte for each.
+    completions: Option<PipeWriter>,
 }
 
 fn lock<T>(mutex: &'static Mutex<T>) -> MutexGuard<'static, T> {
@@ -107,6 +110,16 @@ impl Fake {
         let bytes = event.expose_provenance().to_ne_bytes();
         state().events.as_mut().unwrap().write_all(&bytes).unwrap();
     }
+
+    /// Raises an event of the last completion channel.
+    pub(crate) fn complete(&self) {
+        state().completions.as_mut().unwrap().write_all(&[0]).unwrap();
+    }
+
+    /// Ends the events of the last completion channel, as the end of a device does.
+    pub(crate) fn unplug(&self) {
+        state().completions = None;
+    }
 }
 
 extern "C" fn get_device_list(len: *mut c_int) -> *mut *mut ibv_device {
@@ -140,6 +153,7 @@ extern "C" fn open_device(_: *mut ibv_device) -> *mut ibv_context {
     }
     context.async_fd = reader.into_raw_fd();
     context.ops.poll_cq = Some(poll_cq);
+    context.ops.req_notify_cq = Some(req_notify_cq);
     context.ops.post_send = Some(post_send);
     context.ops.post_recv = Some(post_recv);
     // SAFETY: The pointer goes to a field of the leaked box.
@@ -248,10 +262,51 @@ extern "C" fn create_cq(
     _: *mut ibv_context,
     _: c_int,
     cq_context: *mut c_void,
-    _: *mut c_void,
+    channel: *mut ibv_comp_channel,
     _: c_int,
 ) -> *mut ibv_cq {
-    object(|cq: &mut ibv_cq| cq.cq_context = cq_context)
+    object(|cq: &mut ibv_cq| (cq.cq_context, cq.channel) = (cq_context, channel.cast()))
+}
+
+extern "C" fn create_comp_channel(_: *mut ibv_context) -> *mut ibv_comp_channel {
+    let (reader, writer) = std::io::pipe().unwrap();
+    state().completions = Some(writer);
+    object(|channel: &mut ibv_comp_channel| channel.fd = reader.into_raw_fd())
+}
+
+extern "C" fn destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
+    // SAFETY: `create_comp_channel` made the descriptor, and nobody else closes it.
+    drop(unsafe { File::from_raw_fd((*channel).fd) });
+    end(channel, "destroy_comp_channel")
+}
+
+extern "C" fn get_cq_event(
+    channel: *mut ibv_comp_channel,
+    _: *mut *mut ibv_cq,
+    _: *mut *mut c_void,
+) -> c_int {
+    // SAFETY: The channel lives, and `ManuallyDrop` leaves the descriptor with the channel.
+    let mut file = ManuallyDrop::new(unsafe { File::from_raw_fd((*channel).fd) });
+    match file.read(&mut [0]) {
+        Ok(1) => 0,
+        Ok(_) => {
+            // SAFETY: The write goes to this thread's own `errno`.
+            unsafe { *libc::__errno_location() = libc::EIO };
+            -1
+        }
+        Err(_) => -1,
+    }
+}
+
+extern "C" fn ack_cq_events(_: *mut ibv_cq, count: c_uint) {
+    (0..count).for_each(|_| state().calls.push("ack_cq_event"));
+}
+
+unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
+    // SAFETY: The caller gives a living completion queue.
+    assert!(solicited_only == 0 && !unsafe { (*cq).channel }.is_null());
+    state().calls.push("req_notify_cq");
+    0
 }
 
 extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
@@ -334,6 +389,15 @@ unsafe extern "C" fn query_qp(
     0
 }
 
+/// An old library with completion channels.
+pub(crate) static WITH_CHANNELS: Library = Library {
+    create_comp_channel: Some(create_comp_channel),
+    destroy_comp_channel: Some(destroy_comp_channel),
+    get_cq_event: Some(get_cq_event),
+    ack_cq_events: Some(ack_cq_events),
+    ..OLD
+};
+
 /// A library without any function that transfers do not need.
 pub(crate) static BARE: Library = Library {
     get_async_event: None,
@@ -409,6 +473,10 @@ const OLD: Library = {
         ack_async_event: Some(ack_async_event),
         event_type_str: Some(event_text),
         fork_init: Some(fork_init),
+        create_comp_channel: None,
+        destroy_comp_channel: None,
+        get_cq_event: None,
+        ack_cq_events: None,
         query_qp: None,
         reg_mr_iova2: None,
         query_ece: None,

@@ -3,6 +3,7 @@
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;
 
+use crate::sys::provider::ibv_comp_channel;
 use crate::sys::*;
 
 /// Symbol versions of the functions that libibverbs has had from the beginning, the newest first.
@@ -18,6 +19,11 @@ pub enum LibraryError {
     #[error("libibverbs.so.1 has no {0}: not rdma-core's?")]
     Incomplete(&'static str),
 }
+
+pub(crate) type DestroyCompChannel = unsafe extern "C" fn(*mut ibv_comp_channel) -> c_int;
+pub(crate) type GetCqEvent =
+    unsafe extern "C" fn(*mut ibv_comp_channel, *mut *mut ibv_cq, *mut *mut c_void) -> c_int;
+pub(crate) type AckCqEvents = unsafe extern "C" fn(*mut ibv_cq, c_uint);
 
 macro_rules! functions {
     (
@@ -79,7 +85,7 @@ functions! {
         reg_mr: c"ibv_reg_mr", fn(*mut ibv_pd, *mut c_void, usize, c_int) -> *mut ibv_mr;
         dereg_mr: c"ibv_dereg_mr", fn(*mut ibv_mr) -> c_int;
         create_cq: c"ibv_create_cq",
-            fn(*mut ibv_context, c_int, *mut c_void, *mut c_void, c_int) -> *mut ibv_cq;
+            fn(*mut ibv_context, c_int, *mut c_void, *mut ibv_comp_channel, c_int) -> *mut ibv_cq;
         destroy_cq: c"ibv_destroy_cq", fn(*mut ibv_cq) -> c_int;
         create_qp: c"ibv_create_qp", fn(*mut ibv_pd, *mut ibv_qp_init_attr) -> *mut ibv_qp;
         modify_qp: c"ibv_modify_qp", fn(*mut ibv_qp, *mut ibv_qp_attr, c_int) -> c_int;
@@ -90,6 +96,13 @@ functions! {
             fn(*mut ibv_context, *mut ibv_async_event) -> c_int;
         ack_async_event: c"ibv_ack_async_event" @ c"IBVERBS_1.1", fn(*mut ibv_async_event);
         event_type_str: c"ibv_event_type_str" @ c"IBVERBS_1.1", fn(u32) -> *const c_char;
+        create_comp_channel: c"ibv_create_comp_channel" @ c"IBVERBS_1.0",
+            fn(*mut ibv_context) -> *mut ibv_comp_channel;
+        destroy_comp_channel: c"ibv_destroy_comp_channel" @ c"IBVERBS_1.0",
+            fn(*mut ibv_comp_channel) -> c_int;
+        get_cq_event: c"ibv_get_cq_event" @ c"IBVERBS_1.1",
+            fn(*mut ibv_comp_channel, *mut *mut ibv_cq, *mut *mut c_void) -> c_int;
+        ack_cq_events: c"ibv_ack_cq_events" @ c"IBVERBS_1.1", fn(*mut ibv_cq, c_uint);
         fork_init: c"ibv_fork_init" @ c"IBVERBS_1.1", fn() -> c_int;
         query_qp: c"ibv_query_qp" @ c"IBVERBS_1.1",
             fn(*mut ibv_qp, *mut ibv_qp_attr, c_int, *mut ibv_qp_init_attr) -> c_int;

@@ -1,9 +1,11 @@
 //! A port of an RDMA device, as the protocol uses it.
 
+mod channel;
 mod handles;
 mod post;
 mod transition;
 
+use std::ffi::c_int;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
@@ -41,6 +43,9 @@ pub struct VerbsConfig {
     pub gid: GidRules,
     /// The kernel's sysfs tree, which has the counters (`INVAR_SYSFS`).
     pub sysfs: PathBuf,
+    /// Whether completion queues have completion channels, so that [`Nic::arm`] works. Each channel takes a
+    /// descriptor of the process.
+    pub channels: bool,
 }
 
 impl VerbsConfig {
@@ -50,7 +55,8 @@ impl VerbsConfig {
         let number = name.rsplit_once(':').and_then(|(device, n)| Some((device, n.parse().ok()?)));
         let (device, port_num) = number.unwrap_or((name, 1));
         let (name, device) = (name.to_owned(), device.to_owned());
-        VerbsConfig { name, device, port_num, gid: GidRules::default(), sysfs: "/sys".into() }
+        let (gid, sysfs) = (GidRules::default(), "/sys".into());
+        VerbsConfig { name, device, port_num, gid, sysfs, channels: true }
     }
 }
 
@@ -222,7 +228,7 @@ impl Nic for VerbsNic {
     }
 
     fn create_cq(&self, depth: usize) -> Result<Cq, NicError> {
-        Cq::create(&self.0.context, depth)
+        Cq::create(&self.0.context, depth, self.0.config.channels)
     }
 
     fn create_qp(&self, pd: &Pd, cq: &Cq, cap: &QpCap) -> Result<Qp, NicError> {
@@ -280,6 +286,13 @@ impl Nic for VerbsNic {
     #[inline(always)]
     fn poll(&self, cq: &Cq, wcs: &mut [Wc]) -> Result<u32, PollError> {
         cq.poll(wcs)
+    }
+
+    /// A device tells of completions alone: a peer's WRITE makes none at this end.
+    fn arm(&self, cq: &Cq, writes: bool, ready: &mut dyn FnMut(c_int)) -> bool {
+        let Some(event) = cq.arm() else { return false };
+        ready(event);
+        !writes
     }
 
     fn check(&self, qp: &Qp) -> Result<(), NicError> {

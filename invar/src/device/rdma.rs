@@ -66,7 +66,8 @@ pub(super) fn data_access(rules: &RdmaRules) -> Access {
 /// The settings of a port that was listed.
 pub(super) fn config(name: &str, settings: &Settings) -> VerbsConfig {
     let sysfs = settings.gpu.sysfs.root().to_owned();
-    VerbsConfig { gid: settings.rdma.gid, sysfs, ..VerbsConfig::new(name) }
+    let (gid, channels) = (settings.rdma.gid, settings.sleeps);
+    VerbsConfig { gid, sysfs, channels, ..VerbsConfig::new(name) }
 }
 
 /// Opens a port that was listed.

@@ -374,6 +374,15 @@ impl Settings {
         self.with("INVAR_SPIN_US", time.as_micros())
     }
 
+    /// Sets whether the program sleeps while it waits, which is the default. A program that only polls sets
+    /// `false`. Then a connection over an RDMA device takes one descriptor less, and calls that wait look now
+    /// and then.
+    #[must_use]
+    pub fn sleeps(mut self, on: bool) -> Self {
+        self.sleeps = on;
+        self
+    }
+
     /// Sets after how long a connection or a collective that stands still is reported, in whole
     /// milliseconds (`INVAR_STALL_MS`). With zero it is never reported.
     #[must_use]

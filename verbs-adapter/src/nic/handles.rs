@@ -22,6 +22,8 @@ use crate::library::Library;
 use crate::sys::*;
 use crate::{errno, memlock};
 
+use super::channel::Channel;
+
 /// A protection domain; clones share the domain.
 #[derive(Clone)]
 pub struct Pd(pub(super) Arc<PdInner>);
@@ -241,6 +243,8 @@ pub struct Cq {
 struct CqInner {
     raw: NonNull<ibv_cq>,
     fate: Box<Fate>,
+    /// Wakes a program that sleeps.
+    channel: Option<Channel>,
     context: Arc<Context>,
 }
 
@@ -254,26 +258,39 @@ unsafe impl Send for Cq {}
 unsafe impl Sync for Cq {}
 
 impl Cq {
-    pub(super) fn create(context: &Arc<Context>, depth: usize) -> Result<Cq, NicError> {
+    /// Creates a queue. A queue `with_channel` can be [armed](Cq::arm), if the device has completion events.
+    pub(super) fn create(
+        context: &Arc<Context>,
+        depth: usize,
+        with_channel: bool,
+    ) -> Result<Cq, NicError> {
         // SAFETY: The context is open.
         let poll_cq = unsafe { (*context.raw()).ops.poll_cq };
         let poll_cq = poll_cq.ok_or_else(|| lacks(Verb::CreateCq))?;
         let mut fate = Box::<Fate>::default();
         let note: *mut Fate = &mut *fate;
         let cqe = c_int::try_from(depth).unwrap_or(c_int::MAX);
+        let channel = if with_channel { Channel::create(context) } else { None };
+        let events = channel.as_ref().map_or(ptr::null_mut(), Channel::raw);
         // SAFETY: The context is open, and the boxed `Fate` keeps its address until the queue is
-        // destroyed.
-        let raw = unsafe {
-            (context.library().create_cq)(context.raw(), cqe, note.cast(), ptr::null_mut(), 0)
-        };
+        // destroyed. So does the channel.
+        let raw =
+            unsafe { (context.library().create_cq)(context.raw(), cqe, note.cast(), events, 0) };
         let raw = NonNull::new(raw)
             .ok_or_else(|| errno::last(Verb::CreateCq).with("depth", depth as u64))?;
-        let inner = Arc::new(CqInner { raw, fate, context: Arc::clone(context) });
+        let inner = Arc::new(CqInner { raw, fate, channel, context: Arc::clone(context) });
         Ok(Cq { raw, poll_cq, inner })
     }
 
     pub(super) fn context(&self) -> &Arc<Context> {
         &self.inner.context
+    }
+
+    /// Lets the next completion make the returned descriptor readable. Returns `None` if the queue has no
+    /// channel.
+    pub(super) fn arm(&self) -> Option<c_int> {
+        // SAFETY: The queue exists, and was created with this channel.
+        self.inner.channel.as_ref().and_then(|channel| unsafe { channel.arm(self.raw) })
     }
 }
 

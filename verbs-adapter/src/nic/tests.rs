@@ -6,8 +6,12 @@ use invar_core::nic::{
 };
 
 use super::*;
-use crate::fake::{BARE, ECE, Fake, LIBRARY, WITH_ECE, WITH_IOVA2, WITH_STATE, just_loaded};
+use crate::fake::{
+    BARE, ECE, Fake, LIBRARY, WITH_CHANNELS, WITH_ECE, WITH_IOVA2, WITH_STATE, just_loaded,
+};
 use crate::sys::*;
+
+mod channel;
 
 /// A timeout longer than any event takes.
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -41,8 +45,12 @@ impl Rig {
     }
 
     fn on(library: &'static Library) -> Rig {
+        Self::with(library, &VerbsConfig::new("fake0"))
+    }
+
+    fn with(library: &'static Library, config: &VerbsConfig) -> Rig {
         let fake = Fake::new();
-        let nic = VerbsNic::open_with(library, &VerbsConfig::new("fake0")).unwrap();
+        let nic = VerbsNic::open_with(library, config).unwrap();
         let pd = nic.alloc_pd().unwrap();
         let cq = nic.create_cq(8).unwrap();
         let qp = nic.create_qp(&pd, &cq, &CAP).unwrap();
