@@ -375,6 +375,34 @@ pub(crate) static LIBRARY: Library = OLD;
 /// An old library that also supports relaxed ordering.
 pub(crate) static WITH_IOVA2: Library = Library { reg_mr_iova2: Some(reg_mr_iova2), ..OLD };
 
+/// A library that returns all GIDs of a device at once: an address of the RDMA port 2, and one of port 1.
+pub(crate) static WITH_GID_TABLE: Library =
+    Library { query_gid_table: Some(query_gid_table), ..OLD };
+
+/// The entry of port 1 in the table of [`WITH_GID_TABLE`].
+pub(crate) const GID_ENTRY: ibv_gid_entry = ibv_gid_entry {
+    gid: ibv_gid { raw: [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 192, 0, 2, 1] },
+    gid_index: 3,
+    port_num: 1,
+    gid_type: IBV_GID_TYPE_ROCE_V2,
+    ndev_ifindex: 0,
+};
+
+unsafe extern "C" fn query_gid_table(
+    _: *mut ibv_context,
+    entries: *mut ibv_gid_entry,
+    len: usize,
+    _: u32,
+    size: usize,
+) -> isize {
+    assert_eq!(size, size_of::<ibv_gid_entry>());
+    let all = [ibv_gid_entry { port_num: 2, gid_index: 0, ..GID_ENTRY }, GID_ENTRY];
+    assert!(all.len() <= len);
+    // SAFETY: The caller gives room for `len` entries.
+    unsafe { entries.copy_from_nonoverlapping(all.as_ptr(), all.len()) };
+    all.len() as isize
+}
+
 /// An old library whose queue pairs are always in ERR and say so.
 pub(crate) static WITH_STATE: Library = Library { query_qp: Some(query_qp), ..OLD };
 
@@ -482,6 +510,7 @@ const OLD: Library = {
         query_ece: None,
         set_ece: None,
         query_gid_ex: None,
+        query_gid_table: None,
         reg_dmabuf_mr: None,
         query_port_speed: None,
     }

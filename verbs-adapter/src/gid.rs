@@ -14,6 +14,9 @@ use invar_linux::interface::Interface;
 use crate::device::Opened;
 use crate::sys::*;
 
+/// The most entries of a device, of all its ports, that are read at once.
+const ENTRIES_MAX: usize = 256;
+
 /// The user's settings for GIDs, which are NCCL's parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GidRules {
@@ -125,12 +128,30 @@ pub(crate) fn table(opened: &Opened, port_num: u8, len: usize) -> Vec<GidEntry> 
         let mut addresses = interfaces.iter().flat_map(|i| &i.addresses);
         addresses.find(|addr| addr.ip == ip).map(|addr| addr.prefix_len)
     };
-    let indices = 0..=u8::MAX;
-    indices
-        .take(len)
-        .filter_map(|index| read(opened, port_num, index))
-        .map(|entry| GidEntry { prefix_len: prefix_len(entry.gid.ip()), ..entry })
-        .collect()
+    let one_by_one = || {
+        let indices = (0..=u8::MAX).take(len);
+        indices.filter_map(|index| read(opened, port_num, index)).collect()
+    };
+    let mut table = at_once(opened, port_num).unwrap_or_else(one_by_one);
+    table.iter_mut().for_each(|entry| entry.prefix_len = prefix_len(entry.gid.ip()));
+    table
+}
+
+/// Reads all entries of a port's GID table by one call of the kernel. Most tables have hundreds of places, and few
+/// entries. Returns `None` if libibverbs or the kernel cannot do this.
+fn at_once(opened: &Opened, port_num: u8) -> Option<Vec<GidEntry>> {
+    let query_gid_table = opened.library().query_gid_table?;
+    let mut entries = [ibv_gid_entry::default(); ENTRIES_MAX];
+    let (at, size) = (entries.as_mut_ptr(), size_of::<ibv_gid_entry>());
+    // SAFETY: The context is open, and `entries` has room for `ENTRIES_MAX` entries of `size` bytes.
+    let count = unsafe { query_gid_table(opened.raw(), at, ENTRIES_MAX, 0, size) };
+    let found = entries.get(..usize::try_from(count).ok()?)?;
+    let of_port = found.iter().filter(|entry| entry.port_num == u32::from(port_num));
+    Some(
+        of_port
+            .filter_map(|entry| of_library(u8::try_from(entry.gid_index).ok()?, entry))
+            .collect(),
+    )
 }
 
 /// Reads an entry of the GID table; `None` means that the entry is empty.
@@ -142,12 +163,7 @@ pub(crate) fn read(opened: &Opened, port_num: u8, index: u8) -> Option<GidEntry>
         // SAFETY: The context is open, and `entry` has room for `size` bytes.
         let rc = unsafe { query_gid_ex(opened.raw(), port, u32::from(index), &mut entry, 0, size) };
         if rc == 0 {
-            let roce_version = match entry.gid_type {
-                IBV_GID_TYPE_ROCE_V1 => Some(1),
-                IBV_GID_TYPE_ROCE_V2 => Some(2),
-                _ => None,
-            };
-            return entry_of(index, entry.gid, roce_version, entry.ndev_ifindex);
+            return of_library(index, &entry);
         }
     }
     let mut gid = ibv_gid::default();
@@ -158,6 +174,15 @@ pub(crate) fn read(opened: &Opened, port_num: u8, index: u8) -> Option<GidEntry>
     }
     let version = crate::sysfs::gid_type(opened.name(), port_num, index);
     entry_of(index, gid, version, 0)
+}
+
+fn of_library(index: u8, entry: &ibv_gid_entry) -> Option<GidEntry> {
+    let roce_version = match entry.gid_type {
+        IBV_GID_TYPE_ROCE_V1 => Some(1),
+        IBV_GID_TYPE_ROCE_V2 => Some(2),
+        _ => None,
+    };
+    entry_of(index, entry.gid, roce_version, entry.ndev_ifindex)
 }
 
 fn entry_of(index: u8, gid: ibv_gid, roce_version: Option<u8>, ifindex: u32) -> Option<GidEntry> {

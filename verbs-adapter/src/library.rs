@@ -112,6 +112,8 @@ functions! {
         set_ece: c"ibv_set_ece" @ c"IBVERBS_1.10", fn(*mut ibv_qp, *mut ibv_ece) -> c_int;
         query_gid_ex: c"_ibv_query_gid_ex" @ c"IBVERBS_1.11",
             fn(*mut ibv_context, u32, u32, *mut ibv_gid_entry, u32, usize) -> c_int;
+        query_gid_table: c"_ibv_query_gid_table" @ c"IBVERBS_1.11",
+            fn(*mut ibv_context, *mut ibv_gid_entry, usize, u32, usize) -> isize;
         reg_dmabuf_mr: c"ibv_reg_dmabuf_mr" @ c"IBVERBS_1.12",
             fn(*mut ibv_pd, u64, usize, u64, c_int, c_int) -> *mut ibv_mr;
         query_port_speed: c"ibv_query_port_speed" @ c"IBVERBS_1.16",

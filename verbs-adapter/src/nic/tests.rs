@@ -7,7 +7,8 @@ use invar_core::nic::{
 
 use super::*;
 use crate::fake::{
-    BARE, ECE, Fake, LIBRARY, WITH_CHANNELS, WITH_ECE, WITH_IOVA2, WITH_STATE, just_loaded,
+    BARE, ECE, Fake, GID_ENTRY, LIBRARY, WITH_CHANNELS, WITH_ECE, WITH_GID_TABLE, WITH_IOVA2,
+    WITH_STATE, just_loaded,
 };
 use crate::sys::*;
 
@@ -200,6 +201,17 @@ fn an_old_library_offers_nothing_beyond_the_verbs() {
     assert_eq!(rig.nic.query_ece(&rig.qp), None);
     let error = rig.nic.set_ece(&rig.qp, &Ece::default()).unwrap_err();
     assert_eq!(error.errno, libc::EOPNOTSUPP);
+}
+
+/// The library's `ibv_query_gid` knows only one other GID, with index 0.
+#[test]
+fn the_gids_of_a_port_are_read_by_one_call_where_the_library_can() {
+    let read = |library| {
+        let port = Rig::on(library).nic.query_port().unwrap();
+        (port.gid, port.gid_index)
+    };
+    assert_eq!(read(&WITH_GID_TABLE), (Gid(GID_ENTRY.gid.raw), 3));
+    assert_eq!(read(&LIBRARY).1, 0);
 }
 
 #[test]
