@@ -201,6 +201,11 @@ pub(crate) struct Args {
     #[arg(long, value_enum, hide = true)]
     chaos_end: Option<chaos::Role>,
 
+    /// Bytes of a message of --chaos-end
+    #[arg(long, value_name = "BYTES", hide = true, default_value_t = 256 << 10)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
+    chaos_size: u32,
+
     /// Process with which this one must end
     #[arg(long, value_name = "PID", hide = true)]
     child_of: Option<u32>,
@@ -237,7 +242,11 @@ pub(crate) fn run(args: &Args, settings: &Settings) -> Result<ExitCode, Failure>
     }
     if let Some(role) = args.chaos_end {
         args.child_of.map_or(Ok(()), die_with)?;
-        chaos::run_end(role, args.duration.unwrap_or_default(), settings)?;
+        // Each of the hosts of --chaos has two links.
+        let devices = args.nic.as_deref().unwrap_or("soft0+soft1");
+        let (size, time) = (args.chaos_size, args.duration.unwrap_or_default());
+        let load = chaos::Load { devices, size, time };
+        chaos::run_end(role, &load, settings)?;
         return Ok(ExitCode::SUCCESS);
     }
     let port = args.port.unwrap_or(SERVER_PORT);

@@ -1,5 +1,6 @@
 //! The step `vm` of `cargo xtask ci`: tests Linux's own RoCE in a guest, as device and as peer.
 
+mod chaos;
 mod coll;
 mod devices;
 mod doctor;
@@ -13,7 +14,7 @@ use std::env;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use crate::outcome::Outcome;
@@ -23,15 +24,20 @@ use crate::vm;
 /// The most seconds that a guest may take. The host may be busy.
 const GUEST_LIMIT: &str = "600";
 
-/// Whether the user asks for all that the guest can test, which takes longer than CI has time.
+/// What the user asks the guest to test: `full`, or one part of the step.
+fn asked() -> Option<String> {
+    env::var("INVAR_TEST_GUEST").ok().filter(|asked| !asked.is_empty())
+}
+
+/// Whether the user asks for more than CI has time for.
 fn is_full() -> bool {
-    env::var("INVAR_TEST_GUEST").is_ok_and(|asked| asked == "full")
+    asked().is_some()
 }
 
 type Part = fn(&Shell, &str) -> Result<()>;
 
 /// The parts of the step. Each gets the path of the command `invar`.
-const PARTS: [(&str, Part); 9] = [
+const PARTS: [(&str, Part); 10] = [
     ("interop", |shell, _| interop::run(shell)),
     ("conformance", |shell, _| conformance(shell)),
     ("devices", devices::run),
@@ -41,15 +47,30 @@ const PARTS: [(&str, Part); 9] = [
     ("faults", faults::run),
     ("programs", programs::run),
     ("plugin", |shell, _| plugin::run(shell)),
+    (CHAOS, chaos::run),
 ];
+/// The part that CI leaves out.
+const CHAOS: &str = "chaos";
 
-/// Runs all parts of the step, one after the other.
+/// Runs all parts of the step, one after the other, or only the one that the user asks for.
 pub(crate) fn step(shell: &Shell) -> Result<Outcome> {
     if let Err(why) = vm::require(shell) {
         return Ok(Outcome::Skipped(format!("{why:#}")));
     }
+    let asked = asked();
+    let is_wanted = |part: &str| match asked.as_deref() {
+        None => part != CHAOS,
+        Some("full") => true,
+        Some(asked) => part == asked,
+    };
+    let wanted: Vec<_> = PARTS.iter().filter(|(name, _)| is_wanted(name)).collect();
+    ensure!(
+        !wanted.is_empty(),
+        "INVAR_TEST_GUEST is neither full nor one of {:?}",
+        PARTS.map(|(name, _)| name)
+    );
     let invar = built(shell, "build --workspace --bin", "invar")?.display().to_string();
-    for (name, part) in PARTS {
+    for (name, part) in wanted {
         let start = Instant::now();
         part(shell, &invar)?;
         println!("  {name:12}{:5.0} s", start.elapsed().as_secs_f64());

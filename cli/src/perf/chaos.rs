@@ -25,7 +25,7 @@ use crate::failure::{Failure, WRONG};
 use crate::output::{OutputFile, print};
 use crate::parent::await_children;
 use ends::Slice;
-pub(super) use ends::{Role, run as run_end};
+pub(super) use ends::{Load, Role, run as run_end};
 use hosts::{Hosts, LINKS};
 
 /// How long the links go down and up without another wish.

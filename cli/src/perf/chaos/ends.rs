@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
-use std::{fmt, io};
+use std::{fmt, io, thread};
 
 use clap::ValueEnum;
 use invar::{Device, Handle, Listener, MemoryRegion, Request, SendComm, Settings};
@@ -11,15 +11,14 @@ use super::super::pattern::{Flow, Pattern};
 use crate::failure::Failure;
 use crate::output::print;
 
-/// The devices of a host that has two links.
-const DEVICES: &str = "soft0+soft1";
-/// Bytes of a message, and messages under way.
-const SIZE: u32 = 256 << 10;
+/// Messages under way.
 const WINDOW: usize = 8;
 /// The time between two lines of the sender.
 const SLICE: Duration = Duration::from_millis(500);
 /// The longest wait for the peer to connect.
 const TIMEOUT: Duration = Duration::from_secs(30);
+/// An end that has waited for so long naps for as long.
+const NAP: Duration = Duration::from_millis(1);
 const SEED: u64 = 14791;
 
 /// The part of an end.
@@ -35,6 +34,25 @@ impl Role {
             Role::Send => "send",
             Role::Receive => "receive",
         }
+    }
+}
+
+/// The work of an end.
+#[derive(Debug)]
+pub(in super::super) struct Load<'a> {
+    pub(in super::super) devices: &'a str,
+    /// Bytes of a message.
+    pub(in super::super) size: u32,
+    /// The time for which the sender sends.
+    pub(in super::super) time: Duration,
+}
+
+impl Load<'_> {
+    /// The place of a message in the region.
+    fn place(&self, message: u64) -> std::ops::Range<usize> {
+        let size = self.size as usize;
+        let at = (message % WINDOW as u64) as usize * size;
+        at..at + size
     }
 }
 
@@ -72,35 +90,26 @@ impl Slice {
 }
 
 /// Runs an end.
-pub(in super::super) fn run(
-    role: Role,
-    time: Duration,
-    settings: &Settings,
-) -> Result<(), Failure> {
-    let device = Device::open_for(&Device::find(DEVICES, settings)?, settings)?;
-    let region = MemoryRegion::new(&device, WINDOW * SIZE as usize)?;
+pub(in super::super) fn run(role: Role, load: &Load, settings: &Settings) -> Result<(), Failure> {
+    let device = Device::open_for(&Device::find(load.devices, settings)?, settings)?;
+    let region = MemoryRegion::new(&device, WINDOW * load.size as usize)?;
     match role {
-        Role::Send => send(&device, &region, time, settings),
-        Role::Receive => receive(&device, &region, settings),
+        Role::Send => send(&device, &region, load, settings),
+        Role::Receive => receive(&device, &region, load, settings),
     }
-}
-
-/// The place of a message in the region.
-fn place(message: u64) -> std::ops::Range<usize> {
-    let at = (message % WINDOW as u64) as usize * SIZE as usize;
-    at..at + SIZE as usize
 }
 
 fn send(
     device: &Device,
     region: &MemoryRegion,
-    time: Duration,
+    load: &Load,
     settings: &Settings,
 ) -> Result<(), Failure> {
+    let Load { size, time, .. } = *load;
     let mut text = String::new();
     io::stdin().read_line(&mut text).map_err(|error| Failure::io("reading the handle", &error))?;
     let mut comm = SendComm::connect(device, &parse(text.trim())?, settings)?.wait()?;
-    let pattern = Pattern::new(SEED, 0, Flow::ToServer, SIZE);
+    let pattern = Pattern::new(SEED, 0, Flow::ToServer, size);
     let mut under_way: VecDeque<Request> = VecDeque::new();
     let (mut written, mut started, mut slice) = (0, 0, Slice::default());
     let begin = Instant::now();
@@ -108,10 +117,10 @@ fn send(
     while begin.elapsed() < time || !under_way.is_empty() {
         if begin.elapsed() < time && under_way.len() < WINDOW {
             if written == started {
-                pattern.fill(region, place(started).start, started)?;
+                pattern.fill(region, load.place(started).start, started)?;
                 written += 1;
             }
-            if let Some(request) = comm.isend(region, place(started), 0)? {
+            if let Some(request) = comm.isend(region, load.place(started), 0)? {
                 under_way.push_back(request);
                 started += 1;
             }
@@ -121,10 +130,11 @@ fn send(
             let now = Instant::now();
             slice.gap = slice.gap.max(now - last_done);
             if !is_done {
+                nap(now - last_done);
                 break;
             }
             under_way.pop_front();
-            slice.bytes += u64::from(SIZE);
+            slice.bytes += u64::from(size);
             last_done = now;
         }
         if last_line.elapsed() >= SLICE {
@@ -140,29 +150,48 @@ fn send(
     Ok(())
 }
 
-fn receive(device: &Device, region: &MemoryRegion, settings: &Settings) -> Result<(), Failure> {
+fn receive(
+    device: &Device,
+    region: &MemoryRegion,
+    load: &Load,
+    settings: &Settings,
+) -> Result<(), Failure> {
+    let size = load.size;
     let listener = Listener::bind(device, settings)?;
     let handle = listener.handle();
     say(handle.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect::<String>())?;
     let mut comm = listener.accept_within(TIMEOUT)?;
-    let pattern = Pattern::new(SEED, 0, Flow::ToServer, SIZE);
+    let pattern = Pattern::new(SEED, 0, Flow::ToServer, size);
     let mut under_way: VecDeque<Request> = VecDeque::new();
     let (mut posted, mut done, mut wrong) = (0, 0, 0);
+    let mut last_done = Instant::now();
     loop {
         if under_way.len() < WINDOW
-            && let Some(request) = comm.irecv(&[(region, place(posted), 0)])?
+            && let Some(request) = comm.irecv(&[(region, load.place(posted), 0)])?
         {
             under_way.push_back(request);
             posted += 1;
         }
         let Some(first) = under_way.front() else { continue };
-        let Some(received) = comm.test(first)? else { continue };
+        let Some(received) = comm.test(first)? else {
+            nap(last_done.elapsed());
+            continue;
+        };
+        last_done = Instant::now();
         under_way.pop_front();
         if received.sizes().iter().all(|size| *size == 0) {
-            return say(format_args!("{} {wrong}", done * u64::from(SIZE)));
+            return say(format_args!("{} {wrong}", done * u64::from(size)));
         }
-        wrong += pattern.wrong(region, place(done).start, done)?;
+        wrong += pattern.wrong(region, load.place(done).start, done)?;
         done += 1;
+    }
+}
+
+/// Leaves the processor to others for a moment if nothing was done for `idle`. The NIC may be software that needs
+/// the processor.
+fn nap(idle: Duration) {
+    if idle >= NAP {
+        thread::sleep(NAP);
     }
 }
 
