@@ -273,12 +273,12 @@ mod tests {
             let _ = writeln!(text, "{at} slice 500000 {bytes} {gap}");
             at
         };
-        (0..4).for_each(|_| drop(slice(&mut text, 1000, 100_000)));
+        (0..4).for_each(|_| _ = slice(&mut text, 1000, 100_000));
         for _ in 0..OUTAGES {
             let now = slice(&mut text, bytes_after, 100_000);
             let _ = writeln!(text, "{} down veth0\n{} up veth0", now + 1, now + 2);
             slice(&mut text, 500, gap_us);
-            (0..10).for_each(|_| drop(slice(&mut text, 800, 100_000)));
+            (0..10).for_each(|_| _ = slice(&mut text, 800, 100_000));
             slice(&mut text, bytes_after, 100_000);
         }
         let _ = writeln!(text, "9 ends 0 0\n9 checked {sent} 0");
