@@ -4,7 +4,7 @@
 
 use anyhow::{Result, bail, ensure};
 
-use super::{built, guest};
+use super::{built, guest, is_full};
 use crate::shell::Shell;
 
 /// Gives up a silent peer after 4 s instead of half a minute. A killed peer's TCP connection closes
@@ -211,9 +211,9 @@ const REFUSALS: [(&str, &str, u8, &[&str]); 6] = [
 pub(super) fn run(shell: &Shell, invar: &str) -> Result<()> {
     let reconnect = built(shell, "build --workspace --example", "reconnect")?;
     let reconnect = reconnect.display();
-    for fault in &FAULTS {
+    for (turn, fault) in FAULTS.iter().enumerate() {
         let Fault { what, cause, undo, goes_on, .. } = fault;
-        for ends in fault.ends {
+        for ends in in_turn(fault.ends, turn) {
             let [client, server] = ends;
             let undo = undo.replace("PLUG_IN", PLUG_IN);
             let prepare = if *ends == UNPLUGGED[0] { PLUG_IN } else { "true" };
@@ -231,8 +231,8 @@ pub(super) fn run(shell: &Shell, invar: &str) -> Result<()> {
             }
         }
     }
-    for (what, cause) in INTERRUPTIONS {
-        for [client, server] in BOTH_WAYS {
+    for (turn, (what, cause)) in INTERRUPTIONS.into_iter().enumerate() {
+        for [client, server] in in_turn(BOTH_WAYS, turn) {
             let line = format!("xtask/vm/flap {invar} {client} {server} '{cause}'");
             let output = guest(shell, None, &line)?;
             if let Err(why) = check_interruption(&output) {
@@ -260,6 +260,13 @@ pub(super) fn run(shell: &Shell, invar: &str) -> Result<()> {
         );
     }
     Ok(())
+}
+
+/// The ends between which a fault is tried: one pair for each fault in turn, or all of them in a
+/// [full](super::is_full) run.
+fn in_turn(ends: &'static [[&'static str; 2]], turn: usize) -> &'static [[&'static str; 2]] {
+    let at = turn % ends.len();
+    if is_full() { ends } else { &ends[at..=at] }
 }
 
 /// Checks the output of `xtask/vm/flap`: both ends made new queue pairs, and no byte was wrong.
