@@ -97,15 +97,18 @@ fn a_rank_shows_its_operations_and_for_which_rank_it_waits() {
     let runs = ["0", "1"].map(start);
     let pids = runs.each_ref().map(|run| run.0.id().to_string());
     let ask = |args: &[&str]| Run::start(&mut dir.invar(args)).wait();
-    let last = || {
-        let outcome = ask(&["inspect", "--json", &pids[0]]);
+    let last = |pid: &str| {
+        let outcome = ask(&["inspect", "--json", pid]);
         let found = (outcome.status == Some(0)).then(|| json(&outcome.stdout))?;
         found["ranks"][0]["operations"].as_array()?.last().cloned()
     };
-    until("an operation", || last().is_some_and(|of| of["bytes"] == 64 << 10));
+    for pid in &pids {
+        until("an operation", || last(pid).is_some_and(|of| of["bytes"] == 64 << 10));
+    }
     kill_process(Pid::from_child(&runs[1].0), Signal::STOP).unwrap();
     until("a wait for rank 1", || {
-        last().is_some_and(|of| of["took_us"].is_null() && of["longest_wait_rank"] == 1)
+        let found = last(&pids[0]);
+        found.is_some_and(|of| of["took_us"].is_null() && of["longest_wait_rank"] == 1)
     });
     runs.iter().for_each(|run| kill_process(Pid::from_child(&run.0), Signal::KILL).unwrap());
     runs.into_iter().for_each(|run| drop(run.wait()));
