@@ -63,9 +63,11 @@ fn sender() -> (SendComm, Vec<TcpStream>) {
                 insider::answer(&mut stream, &handle, Service::Tcp);
                 let mut bytes = [0; HELLO_BYTES];
                 stream.read_exact(&mut bytes).unwrap();
-                let index = SocketHello::parse(&bytes).unwrap().index;
+                let hello = SocketHello::parse(&bytes).unwrap();
+                let index = hello.index;
                 if index == 0 {
-                    stream.write_all(&bytes).unwrap();
+                    let answer = SocketHello { tells_time: false, ..hello };
+                    stream.write_all(&answer.to_bytes()).unwrap();
                 }
                 (index, stream)
             })
