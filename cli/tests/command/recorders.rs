@@ -9,20 +9,20 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::metrics::{Dir, perf};
 use crate::*;
 
+/// Whether a connection of a process is recorded for which the condition holds.
+fn any_connection(dir: &Dir, pid: &str, holds: fn(&serde_json::Value) -> bool) -> bool {
+    let outcome = Run::start(&mut dir.invar(&["inspect", "--json", pid])).wait();
+    let found = (outcome.status == Some(0)).then(|| json(&outcome.stdout));
+    found.is_some_and(|of| of["connections"].as_array().is_some_and(|all| all.iter().any(holds)))
+}
+
 #[test]
 fn the_recorder_of_a_killed_process_shows_its_connection_and_what_it_waited_for() {
     let dir = Dir::new("killed");
     let [server, client] = perf(&dir, "");
     let pid = server.0.id().to_string();
     let ask = |args: &[&str]| Run::start(&mut dir.invar(args)).wait();
-    let connections = || {
-        let outcome = ask(&["inspect", "--json", &pid]);
-        let found = (outcome.status == Some(0)).then(|| json(&outcome.stdout))?;
-        found["connections"].as_array().cloned()
-    };
-    let any = |holds: fn(&serde_json::Value) -> bool| {
-        connections().is_some_and(|all| all.iter().any(holds))
-    };
+    let any = |holds| any_connection(&dir, &pid, holds);
     let inspected = || ask(&["inspect", &pid]).stdout;
     let waits_for_messages = |text: &str| {
         let mut waits = text.lines().filter_map(|line| line.strip_prefix("  waits for "));
@@ -76,11 +76,12 @@ fn a_process_whose_connection_failed_leaves_its_recorder() {
     let dir = Dir::new("failed");
     let [server, client] = perf(&dir, "");
     let pid = client.0.id().to_string();
-    let ask = || Run::start(&mut dir.invar(&["inspect", &pid])).wait();
-    until("messages", || ask().stdout.contains("  progress "));
+    // More than are checked before the timed messages, since no connection waits between the two.
+    let has_timed = |of: &serde_json::Value| of["done"].as_u64() > Some(10_000);
+    until("timed messages", || any_connection(&dir, &pid, has_timed));
     kill_process(Pid::from_child(&server.0), Signal::KILL).unwrap();
     assert_eq!(client.wait().status, Some(3));
-    let outcome = ask();
+    let outcome = Run::start(&mut dir.invar(&["inspect", &pid])).wait();
     let text = &outcome.ok().stdout;
     assert!(text.contains(" has ended\n") && text.contains("s  error "), "{text}");
 }
