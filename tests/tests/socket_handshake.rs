@@ -219,3 +219,15 @@ fn a_connector_judges_the_answer_and_its_error_stays() {
     assert!(report.starts_with("eth0 to peer of unknown address: the peer did not"), "{report}");
     drop(theirs);
 }
+
+#[test]
+fn an_acceptor_that_promises_its_time_and_does_not_tell_it_is_waited_for_so_long() {
+    let (ours, mut theirs) = pipes(2, 1 << 10);
+    let mut connector = connector(ours, 7);
+    assert!(connector.poll(0).unwrap().is_none());
+    let answer = SocketHello { tells_time: true, ..SocketHello::parse(&hello(0, 2, 7)).unwrap() };
+    theirs[0].send(&answer.to_bytes()).unwrap();
+    assert!(connector.poll(TIMEOUT_NS - 1).unwrap().is_none());
+    let timeout = Error::Timeout { stage: Stage::Connecting, got: 80, want: 88 };
+    assert_eq!(connector.poll(TIMEOUT_NS).unwrap_err(), timeout);
+}

@@ -215,11 +215,12 @@ impl<S> Links<S> {
 pub(super) struct HelloReader {
     bytes: [u8; HELLO_BYTES + TIME_BYTES],
     got: usize,
+    want: usize,
 }
 
 impl HelloReader {
     pub(super) const fn new() -> Self {
-        HelloReader { bytes: [0; HELLO_BYTES + TIME_BYTES], got: 0 }
+        HelloReader { bytes: [0; HELLO_BYTES + TIME_BYTES], got: 0, want: HELLO_BYTES }
     }
 
     /// Reads and returns the hello, once all of its bytes have arrived.
@@ -245,6 +246,7 @@ impl HelloReader {
         stream: &mut impl Stream,
         stage: Stage,
     ) -> Result<Option<&[u8]>, Error> {
+        self.want = len;
         while self.got < len {
             let (got, want) = self.progress();
             match stream.recv(&mut self.bytes[self.got..len]) {
@@ -258,6 +260,6 @@ impl HelloReader {
 
     /// Number of bytes that have arrived, and number of all bytes.
     pub(super) fn progress(&self) -> (u16, u16) {
-        (self.got as u16, HELLO_BYTES as u16)
+        (self.got as u16, self.want as u16)
     }
 }
