@@ -16,14 +16,31 @@ const SIZE: (u32, u32) = (900, 720);
 pub(super) const COLOURS: [RGBColor; 3] =
     [RGBColor(0, 114, 178), RGBColor(213, 94, 0), RGBColor(0, 158, 115)];
 
-type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+pub(super) type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 pub(super) type Drawn<'a> = Result<(), Box<dyn Error + 'a>>;
 
 /// Writes an SVG with the bandwidth and the half round trips by size.
 pub(super) fn write(file: &mut OutputFile, header: &Header, rows: &[Row]) -> Result<(), Failure> {
+    let svg = svg(SIZE, |root| draw(root, &title(header), header.op, rows));
+    file.replace(&svg.map_err(Failure::new)?)
+}
+
+/// Returns an SVG of this size, which `draw` draws on a white area.
+pub(super) fn svg(
+    size: (u32, u32),
+    draw: impl for<'a> FnOnce(&Area<'a>) -> Drawn<'a>,
+) -> Result<String, String> {
     let mut svg = String::new();
-    draw(&mut svg, &title(header), header.op, rows).map_err(Failure::new)?;
-    file.replace(&svg)
+    let root = SVGBackend::with_string(&mut svg, size).into_drawing_area();
+    let drawn = || -> Drawn<'_> {
+        root.fill(&WHITE)?;
+        draw(&root)?;
+        root.present()?;
+        Ok(())
+    };
+    drawn().map_err(|error| error.to_string())?;
+    drop(root);
+    Ok(svg)
 }
 
 fn title(header: &Header) -> String {
@@ -32,23 +49,16 @@ fn title(header: &Header) -> String {
     format!("invar perf: {op} from {nic} to {peer_nic}, transport {transport}, window {window}")
 }
 
-fn draw(svg: &mut String, title: &str, op: Op, rows: &[Row]) -> Result<(), String> {
-    let root = SVGBackend::with_string(svg, SIZE).into_drawing_area();
-    let drawn = || -> Drawn<'_> {
-        root.fill(&WHITE)?;
-        let (upper, lower) = root.titled(title, ("sans-serif", 18))?.split_vertically(350);
-        let of = |value: fn(&Row) -> f64| -> Vec<f64> { rows.iter().map(value).collect() };
-        chart(&upper, "GB/s", rows, &[("bandwidth", of(|row| row.algbw_gbytes_per_s))])?;
-        let percentiles = [
-            ("p50", of(|row| row.latency_us.p50)),
-            ("p99", of(|row| row.latency_us.p99)),
-            ("p99.9", of(|row| row.latency_us.p999)),
-        ];
-        chart(&lower, &format!("{}, us", op.latency_is_of()), rows, &percentiles)?;
-        root.present()?;
-        Ok(())
-    };
-    drawn().map_err(|error| error.to_string())
+fn draw<'a>(root: &Area<'a>, title: &str, op: Op, rows: &[Row]) -> Drawn<'a> {
+    let (upper, lower) = root.titled(title, ("sans-serif", 18))?.split_vertically(350);
+    let of = |value: fn(&Row) -> f64| -> Vec<f64> { rows.iter().map(value).collect() };
+    chart(&upper, "GB/s", rows, &[("bandwidth", of(|row| row.algbw_gbytes_per_s))])?;
+    let percentiles = [
+        ("p50", of(|row| row.latency_us.p50)),
+        ("p99", of(|row| row.latency_us.p99)),
+        ("p99.9", of(|row| row.latency_us.p999)),
+    ];
+    chart(&lower, &format!("{}, us", op.latency_is_of()), rows, &percentiles)
 }
 
 /// Draws lines over the sizes; both axes are logarithmic.
@@ -107,8 +117,7 @@ mod tests {
             Row::new(size, [10, 1], used, None, 0, recorder.latency())
         };
         let rows: Vec<Row> = [0, 8, 4096, 1 << 20].map(row).into();
-        let mut svg = String::new();
-        draw(&mut svg, "a title", Op::Read, &rows).unwrap();
+        let svg = svg(SIZE, |root| draw(root, "a title", Op::Read, &rows)).unwrap();
         for text in ["a title", "a whole READ, us", "p99.9", "bandwidth", "4 KiB", "1 MiB"] {
             assert!(svg.contains(text), "{text}: {svg}");
         }
