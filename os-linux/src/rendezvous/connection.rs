@@ -15,8 +15,6 @@ use super::TICK;
 use crate::tcp::OobStream;
 use crate::unix::wait;
 
-const DAY: Duration = Duration::from_secs(86_400);
-
 /// The reason why a connection is over.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Lost {
@@ -74,10 +72,10 @@ impl Connection {
         })
     }
 
-    /// Gives up the other end if its host is silent for `silence`, at most a day.
+    /// Gives up the other end if its host is silent for `silence`.
     pub(super) fn bear_silence(&mut self, silence: Duration) {
-        // The system refuses only times that are too long.
-        let _ = self.stream.bear_silence(silence.min(DAY));
+        // If the connection is gone, receiving will show it.
+        let _ = self.stream.bear_silence(silence);
     }
 
     /// The stream, for what the kernel knows about it.

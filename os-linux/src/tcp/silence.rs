@@ -14,12 +14,15 @@ use socket2::{SockRef, TcpKeepalive};
 /// [`OobStream::bear_silence`]: super::OobStream::bear_silence
 pub const SILENCE_MAX: Duration = Duration::from_secs(25);
 
+/// The longest silence that a connection bears. The kernel refuses some longer times.
+const LONGEST: Duration = Duration::from_secs(86_400);
+
 /// Gives up a host that acknowledges nothing for `silence`, or that has no room for data for so long. Without
-/// unacknowledged data keepalive notices the silence, otherwise `TCP_USER_TIMEOUT` does.
+/// unacknowledged data keepalive notices the silence, otherwise `TCP_USER_TIMEOUT` does. A time above a day is a day.
 pub(super) fn bound(socket: &impl AsFd, silence: Duration) -> io::Result<()> {
     let socket = SockRef::from(socket);
     socket.set_tcp_keepalive(&keepalive(silence))?;
-    socket.set_tcp_user_timeout(Some(silence))
+    socket.set_tcp_user_timeout(Some(silence.min(LONGEST)))
 }
 
 /// Bounds the silence of a host only while there is no unacknowledged data. With such data the host may have no room
@@ -31,8 +34,8 @@ pub(super) fn bound_idle(socket: &impl AsFd, silence: Duration) -> io::Result<()
     socket.set_tcp_user_timeout(None)
 }
 
-/// The first probe leaves after two fifths of the time, and three more follow. The kernel counts seconds, up to
-/// 32,767.
+/// The first probe leaves after two fifths of the time, and three more follow. The kernel counts seconds, and takes
+/// at most 32,767 of them.
 fn keepalive(silence: Duration) -> TcpKeepalive {
     let fifth = (silence / 5).clamp(Duration::from_secs(1), Duration::from_secs(16_000));
     TcpKeepalive::new().with_time(2 * fifth).with_interval(fifth).with_retries(3)
