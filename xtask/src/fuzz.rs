@@ -14,11 +14,6 @@ use crate::workspace::Workspace;
 /// works at all.
 const SMOKE_SECONDS: u32 = 2;
 
-/// Compiles faster than the profile of `fuzz/Cargo.toml`. The targets then run several times slower, which a smoke run
-/// can bear.
-const SMOKE_PROFILE: [(&str, &str); 2] =
-    [("CARGO_PROFILE_RELEASE_OPT_LEVEL", "1"), ("CARGO_PROFILE_RELEASE_DEBUG", "0")];
-
 /// The options of cargo-fuzz. Sanitizers need a nightly compiler. Overflow checks and debug assertions
 /// are on without them.
 const OPTIONS: &str = "--fuzz-dir fuzz --sanitizer none";
@@ -34,15 +29,11 @@ pub(crate) struct Args {
 
 /// Runs every target for a few seconds.
 pub(crate) fn smoke(shell: &Shell) -> Result<Outcome> {
-    run_with(shell, &Args { targets: Vec::new(), seconds: SMOKE_SECONDS }, &SMOKE_PROFILE)
+    run(shell, &Args { targets: Vec::new(), seconds: SMOKE_SECONDS })
 }
 
 /// Runs the targets one after the other, and stops at the first that finds something.
 pub(crate) fn run(shell: &Shell, args: &Args) -> Result<Outcome> {
-    run_with(shell, args, &[])
-}
-
-fn run_with(shell: &Shell, args: &Args, profile: &[(&str, &str)]) -> Result<Outcome> {
     tool::FUZZ.require(shell)?;
     let all = targets(shell)?;
     if all.is_empty() {
@@ -54,10 +45,10 @@ fn run_with(shell: &Shell, args: &Args, profile: &[(&str, &str)]) -> Result<Outc
     let target_dir = Workspace::load(shell)?.target_dir.join("fuzz");
     // Build all targets at once, so that the runs below find them built.
     let mut build = shell.cargo(&format!("fuzz build {OPTIONS}"));
-    build.arg("--target-dir").arg(&target_dir).envs(profile.iter().copied());
+    build.arg("--target-dir").arg(&target_dir);
     shell.run(build)?;
     for target in if args.targets.is_empty() { &all } else { &args.targets } {
-        fuzz(shell, (target, args.seconds), &target_dir, profile)?;
+        fuzz(shell, target, args.seconds, &target_dir)?;
     }
     Ok(Outcome::Passed)
 }
@@ -72,16 +63,10 @@ fn targets(shell: &Shell) -> Result<Vec<String>> {
 
 /// Runs one target. New inputs go to a corpus under `target_dir`, which grows from run to run. The
 /// corpus in `fuzz/`, if the target has one, is only read.
-fn fuzz(
-    shell: &Shell,
-    (target, seconds): (&str, u32),
-    target_dir: &Path,
-    profile: &[(&str, &str)],
-) -> Result<()> {
+fn fuzz(shell: &Shell, target: &str, seconds: u32, target_dir: &Path) -> Result<()> {
     let found = target_dir.join("corpus").join(target);
     fs::create_dir_all(&found)?;
     let mut command = shell.cargo(&format!("fuzz run {OPTIONS}"));
-    command.envs(profile.iter().copied());
     command.arg("--target-dir").arg(target_dir).arg(target).arg(&found);
     let kept = Path::new("fuzz/corpus").join(target);
     if shell.root().join(&kept).exists() {
