@@ -14,7 +14,7 @@ pub const OPERATION_TEXT_BYTES: usize = 48;
 /// Bytes of a rank's record.
 pub const RANK_RECORD_BYTES: usize = size_of::<RankRecordBytes>();
 
-/// What stands in the place of a role.
+/// The kind of a rank's record. In the record of a connection the role stands there.
 const RANK: u16 = 3;
 /// The time of an operation that is not done.
 const RUNS: u64 = u64::MAX;

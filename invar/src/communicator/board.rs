@@ -20,7 +20,7 @@ use super::call::Work;
 use super::choose::Facts;
 use super::net::LinkDump;
 use super::operations::{Operations, Timed, to_us};
-use crate::recorder_place::RecorderPlace;
+use crate::recorder_place::{NoPlace, RecorderPlace};
 
 /// A verdict is part of the error that follows it within this time.
 const VERDICT_LASTS: Duration = Duration::from_secs(5);
@@ -42,7 +42,7 @@ pub(super) struct Board {
     waits: AtomicU64,
     links: OnceLock<LinkDump>,
     watched: Mutex<Watched>,
-    /// What the choice of an algorithm depends on.
+    /// The facts by which the rank chooses algorithms.
     facts: OnceLock<Facts>,
     /// Whether the flight recorder keeps the operations.
     is_recorded: bool,
@@ -53,10 +53,10 @@ pub(super) struct Board {
 /// The operations in the flight recorder.
 #[derive(Default)]
 struct Recording {
-    place: Option<RecorderPlace>,
+    /// The place of the record, once there is an operation to write.
+    place: Option<Result<RecorderPlace, NoPlace>>,
     /// The state of the operations when they were written last.
     written: (u64, bool),
-    is_refused: bool,
 }
 
 /// What the watching thread saw last.
@@ -101,7 +101,7 @@ impl Board {
         let _ = self.links.set(links);
     }
 
-    /// Notes what the choice of an algorithm depends on.
+    /// Notes the facts by which the rank chooses algorithms.
     pub(super) fn chooses_by(&self, facts: Facts) {
         // A rank joins only once, so the value is not set yet.
         let _ = self.facts.set(facts);
@@ -149,7 +149,7 @@ impl Board {
     pub(super) fn failed(&self) {
         self.leave();
         self.record();
-        if let Some(place) = &self.recording().place {
+        if let Some(Ok(place)) = &self.recording().place {
             place.keep_file();
         }
     }
@@ -188,16 +188,12 @@ impl Board {
     /// Writes the timed operations into the flight recorder, if they have changed or one runs.
     fn record(&self) {
         let mut recording = self.recording();
-        let Recording { place, written, is_refused } = &mut *recording;
+        let Recording { place, written } = &mut *recording;
         let state = self.operations.state();
-        if state.0 == 0 || *is_refused || (state == *written && !state.1) {
+        if state.0 == 0 || (state == *written && !state.1) {
             return;
         }
-        if place.is_none() {
-            *place = RecorderPlace::take(self.process).ok();
-        }
-        let Some(place) = place else {
-            *is_refused = true;
+        let Ok(place) = place.get_or_insert_with(|| RecorderPlace::take(self.process)) else {
             return;
         };
         *written = state;
@@ -215,7 +211,8 @@ impl Board {
     fn recorded(&self, timed: &Timed) -> RankOperation {
         let Timed { operation: [code, count], number, begun_ns, took_ns, waited_ns, longest } =
             *timed;
-        let bytes = count.saturating_mul(element_bytes(code));
+        let element_bytes = data_type(code).map_or(0, DataType::bytes);
+        let bytes = count.saturating_mul(element_bytes as u64);
         let mut text = describe(code, count);
         if let Some((facts, operation)) = self.facts.get().zip(operation(code))
             && !operation.is_transfer()
@@ -379,15 +376,14 @@ fn operation(code: u64) -> Option<Operation> {
     })
 }
 
-/// Returns the bytes of an element of a packed work.
-fn element_bytes(code: u64) -> u64 {
-    let data_type = DataType::ALL.get((code >> 8 & 255) as usize);
-    data_type.map_or(0, |data_type| data_type.bytes() as u64)
+/// Returns the type of a packed work's elements.
+fn data_type(code: u64) -> Option<DataType> {
+    DataType::ALL.get((code >> 8 & 255) as usize).copied()
 }
 
 /// Describes a work for people; empty if there was none yet.
 fn describe(code: u64, count: u64) -> OperationText {
-    let (data_type, redop) = (code >> 8 & 255, code >> 16 & 255);
+    let redop = code >> 16 & 255;
     let Some(operation) = operation(code) else { return OperationText::new() };
     let name = match operation {
         Operation::AllReduce => "all_reduce",
@@ -402,11 +398,10 @@ fn describe(code: u64, count: u64) -> OperationText {
     let mut text = OperationText::new();
     // What does not fit is cut.
     let _ = write!(text, "{name} of {count}");
-    if let Some(data_type) = DataType::ALL.get(data_type as usize) {
+    if let Some(data_type) = data_type(code) {
         let _ = write!(text, " {data_type:?}");
     }
-    let ops = [RedOp::Sum, RedOp::Prod, RedOp::Max, RedOp::Min, RedOp::Avg];
-    if let Some(op) = redop.checked_sub(1).and_then(|at| ops.get(at as usize)) {
+    if let Some(op) = redop.checked_sub(1).and_then(|at| RedOp::ALL.get(at as usize)) {
         let _ = write!(text, ", {op:?}");
     }
     let _ = match operation {
