@@ -16,8 +16,9 @@ use crate::output::print;
 
 /// Show what a process' connections and ranks wait for, and what they did last.
 ///
-/// Each process with connections or ranks of communicators keeps a file in $XDG_RUNTIME_DIR/invar or /tmp/invar-UID. After a crash, a kill
-/// or a failed connection the file can still be read. Without an argument, the command lists these files.
+/// Each process with connections or ranks of communicators keeps a file in $XDG_RUNTIME_DIR/invar or
+/// /tmp/invar-UID. After a crash, a kill or a failed connection the file can still be read. Without an argument, the
+/// command lists these files.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Number of a process, or a file
@@ -131,8 +132,8 @@ pub(crate) fn find(process: &str) -> Result<PathBuf, Failure> {
     files().into_iter().find(is_of).ok_or_else(|| {
         let dir = directory();
         Failure::new(format_args!(
-            "process {pid} has no flight recorder in {}: it has no connection and no rank, belongs to another \
-             user, has INVAR_RECORDER=0, or has ended well",
+            "process {pid} has no flight recorder in {}: it has no connection and no rank, belongs to \
+             another user, has INVAR_RECORDER=0, or has ended well",
             dir.display()
         ))
     })

@@ -55,8 +55,7 @@ fn trace(all: &[Recorded]) -> Value {
     let mut events = Vec::new();
     // Processes of different hosts may have one number.
     for (pid, (recorded, correction)) in all.iter().zip(&corrections).enumerate() {
-        let name = recorded.header.process.to_string();
-        let args = json!({"name": name});
+        let args = json!({"name": recorded.header.process.to_string()});
         events.push(json!({"ph": "M", "name": "process_name", "pid": pid, "args": args}));
         let args = json!({"labels": label(correction)});
         events.push(json!({"ph": "M", "name": "process_labels", "pid": pid, "args": args}));
@@ -64,11 +63,7 @@ fn trace(all: &[Recorded]) -> Value {
             |at_ns: u64| (time_ns(recorded, correction, at_ns).wrapping_sub(start_ns)) as f64 / 1e3;
         for (tid, record) in &recorded.records {
             let role = if record.role == Role::Sender { "sender" } else { "receiver" };
-            let name = format!("{role}: {}", record.ends);
-            let args = json!({"name": name});
-            events.push(
-                json!({"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": args}),
-            );
+            events.push(thread_name((pid, *tid), &format!("{role}: {}", record.ends)));
             of_record(record, &us, (pid, *tid), &mut events);
         }
         for (tid, rank) in &recorded.ranks {
@@ -81,6 +76,11 @@ fn trace(all: &[Recorded]) -> Value {
 fn time_ns(recorded: &Recorded, correction: &Correction, at_ns: u64) -> i64 {
     let unix_ns = recorded.header.unix_offset_ns.wrapping_add(at_ns as i64);
     unix_ns.wrapping_add(correction.add_ns)
+}
+
+/// Names a line of a process.
+fn thread_name((pid, tid): (usize, usize), name: &str) -> Value {
+    json!({"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": name}})
 }
 
 /// Says how a process' clock was put on the time line.

@@ -3,6 +3,8 @@
 use invar_core::recorder::{RankOperation, RankRecord, RankWait};
 use serde_json::{Value, json};
 
+use super::thread_name;
+
 /// Adds a rank's operations, and in each the longest wait for another rank.
 pub(super) fn operations(
     record: &RankRecord,
@@ -11,8 +13,7 @@ pub(super) fn operations(
     events: &mut Vec<Value>,
 ) {
     let name = format!("rank {} of {}", record.rank, record.nranks);
-    let args = json!({"name": name});
-    events.push(json!({"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": args}));
+    events.push(thread_name((pid, tid), &name));
     for operation in &record.operations {
         let RankOperation { number, begun_ns, took_ns, bytes, text, waited_us, longest } =
             operation;

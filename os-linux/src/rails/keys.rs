@@ -54,10 +54,10 @@ impl Keys {
     /// `None` if there are too many registrations.
     pub(super) fn take(&self, keys: impl Iterator<Item = (u32, u32)>) -> Option<Key> {
         let number = self.0.take()?;
-        let row = (number % ROWS_MAX) as usize;
-        let chunk = self.0.chunks.get(row / CHUNK)?;
+        let (chunk, row) = place(number);
+        let chunk = self.0.chunks.get(chunk)?;
         let chunk = chunk.get_or_init(|| Box::new(std::array::from_fn(|_| Row::default())));
-        let Row { lkeys, rkeys } = &chunk[row % CHUNK];
+        let Row { lkeys, rkeys } = &chunk[row];
         for ((lkey, rkey), (local, remote)) in keys.zip(lkeys.iter().zip(rkeys)) {
             local.store(lkey, Ordering::Release);
             remote.store(rkey, Ordering::Release);
@@ -89,10 +89,15 @@ impl Table {
     }
 
     fn row(&self, number: u32) -> Option<&Row> {
-        let row = (number % ROWS_MAX) as usize;
-        let chunk = self.chunks.get(row / CHUNK)?.get()?;
-        Some(&chunk[row % CHUNK])
+        let (chunk, row) = place(number);
+        Some(&self.chunks.get(chunk)?.get()?[row])
     }
+}
+
+/// The chunk of a number, and the row in the chunk.
+const fn place(number: u32) -> (usize, usize) {
+    let row = (number % ROWS_MAX) as usize;
+    (row / CHUNK, row % CHUNK)
 }
 
 impl Key {
