@@ -24,7 +24,7 @@ use crate::vm;
 /// The most seconds that a guest may take. The host may be busy.
 const GUEST_LIMIT: &str = "600";
 
-/// What the user asks the guest to test: `full`, or one part of the step.
+/// Returns the part of the step that the user asks for, or `full`.
 fn asked() -> Option<String> {
     env::var("INVAR_TEST_GUEST").ok().filter(|asked| !asked.is_empty())
 }

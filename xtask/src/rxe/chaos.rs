@@ -98,7 +98,7 @@ fn outages(random: &mut Random, interfaces: &[&str]) -> (String, u64) {
     (commands, at_ms)
 }
 
-/// What `xtask/vm/chaos` prints. Times are in microseconds.
+/// The output of `xtask/vm/chaos`. Times are in microseconds.
 struct Course {
     slices: Vec<Slice>,
     /// The times at which the network was changed, with what was marked.
@@ -194,7 +194,7 @@ impl Course {
     }
 }
 
-/// What the outages cost.
+/// The cost of the outages.
 struct Report {
     /// The longest gap of each outage in milliseconds, the shortest first.
     gaps_ms: Vec<f64>,
