@@ -157,13 +157,15 @@ impl Recovery {
 
     /// Whether new queue pairs may help after an error completion. If a port is down, some drivers report
     /// other errors than a peer that is silent. Linux removes the routes of a link before it marks the port
-    /// down, so rdma_rxe may refuse a send (`LOC_QP_OP_ERR`) while its port still looks well.
+    /// down, so rdma_rxe may refuse a send (`LOC_QP_OP_ERR`) while its port still looks well. On a busy host it was
+    /// seen to refuse a request of the peer (`REM_INV_REQ_ERR`) on a connection that had worked for 49 s.
     pub(super) fn may_help(&mut self, error: &CompletionError) -> bool {
         use WcStatus as Status;
         let of_network = [Status::RETRY_EXC_ERR, Status::RESP_TIMEOUT_ERR, Status::WR_FLUSH_ERR];
+        let refusals = [Status::LOC_QP_OP_ERR, Status::REM_INV_REQ_ERR];
         let is_of_port = error.port_trouble.is_some();
         self.is_agreed && (is_of_port || of_network.contains(&error.status))
-            || error.status == Status::LOC_QP_OP_ERR && self.may_help_after_refusal()
+            || refusals.contains(&error.status) && self.may_help_after_refusal()
     }
 
     /// Whether new queue pairs may help after the NIC has refused to go on with a queue pair.

@@ -280,14 +280,15 @@ fn an_error_that_no_queue_pair_can_mend_ends_both_ends_at_once() {
 }
 
 #[test]
-fn a_refusal_of_the_nic_begins_attempts_until_it_has_repeated_itself() {
-    for end in 0..2 {
+fn a_refusal_of_a_nic_begins_attempts_until_it_has_repeated_itself() {
+    let refusals = [WcStatus::LOC_QP_OP_ERR, WcStatus::REM_INV_REQ_ERR];
+    for (end, status) in (0..2).flat_map(|end| refusals.map(|status| (end, status))) {
         let mut line = Line::new([CommSettings::default(); 2]);
         for place in 0..8 {
             let received = line.irecv(place).expect("a request");
             line.hold(true);
             let sent = line.isend(place).expect("a request");
-            line.break_end(end, WcStatus::LOC_QP_OP_ERR);
+            line.break_end(end, status);
             line.pass(1).expect("an attempt");
             line.hold(false);
             line.pass(5).expect("a recovery");
@@ -296,7 +297,7 @@ fn a_refusal_of_the_nic_begins_attempts_until_it_has_repeated_itself() {
         }
         assert_eq!([line.duo.send.attempts(), line.duo.recv.attempts()], [8, 8]);
         let error = (0..8).find_map(|_| {
-            line.break_end(end, WcStatus::LOC_QP_OP_ERR);
+            line.break_end(end, status);
             line.pass(5).err()
         });
         assert!(matches!(error, Some(Error::Completion(_) | Error::PeerFailed)), "{error:?}");
