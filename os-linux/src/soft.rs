@@ -23,8 +23,8 @@ pub mod shared_ports;
 mod sockets;
 
 pub use device::{
-    AckDelay, Awaited, Datagram, Device, DeviceConfig, DeviceCounters, QpConfig, QpnRange,
-    Receiver, Route, Train, TransmitSink,
+    AckDelay, Awaited, Datagram, Device, DeviceConfig, DeviceCounters, MrChange, QpConfig,
+    QpnRange, Receiver, Route, Train, TransmitSink,
 };
 pub use discover::{HostDevice, UnknownDevice, choose, devices};
 pub use impair::{ImpairmentConfig, REORDER_PACKETS_MAX};

@@ -2,13 +2,15 @@
 
 use std::ffi::{c_int, c_void};
 use std::ptr::{self, NonNull};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use invar_core::nic::{Access, MemoryKeys, Nic};
 use invar_linux::memory::HostMemory;
-use invar_linux::soft::{self, SoftNic};
+use invar_linux::soft::{self, MrChange, SoftNic};
 use invar_verbs::sys::provider::{
-    IBV_ACCESS_HUGETLB, IBV_ACCESS_OPTIONAL_RANGE, IBV_ACCESS_ZERO_BASED, ibv_pd,
+    IBV_ACCESS_HUGETLB, IBV_ACCESS_OPTIONAL_RANGE, IBV_ACCESS_ZERO_BASED,
+    IBV_REREG_MR_CHANGE_ACCESS, IBV_REREG_MR_CHANGE_PD, IBV_REREG_MR_CHANGE_TRANSLATION,
+    IBV_REREG_MR_ERR_INPUT, ibv_pd,
 };
 use invar_verbs::sys::{ibv_context, ibv_mr};
 use rustix::io::Errno;
@@ -20,7 +22,7 @@ use crate::object::{self, Kind, Object};
 
 versions! {
     "IBVERBS_1.1":
-        ibv_alloc_pd ibv_dealloc_pd ibv_dereg_mr ibv_reg_mr;
+        ibv_alloc_pd ibv_dealloc_pd ibv_dereg_mr ibv_reg_mr ibv_rereg_mr;
     "IBVERBS_1.7":
         ibv_reg_mr_iova;
     "IBVERBS_1.8":
@@ -55,7 +57,16 @@ pub(crate) struct Mr {
     nic: SoftNic,
     /// Ends the region before the domain may end.
     region: soft::Mr,
-    _domain: Arc<soft::Pd>,
+    current: Mutex<Current>,
+}
+
+/// What `ibv_rereg_mr` may change.
+#[derive(Clone)]
+struct Current {
+    domain: Arc<soft::Pd>,
+    addr: *mut c_void,
+    length: usize,
+    access: Access,
 }
 
 // SAFETY: `base` is the first field.
@@ -129,13 +140,37 @@ fn register(
     flags: u32,
 ) -> Result<*mut ibv_mr, c_int> {
     let domain = object::get::<Pd>(pd)?;
+    let access = access_of(flags)?;
+    let iova = if flags & IBV_ACCESS_ZERO_BASED != 0 { 0 } else { iova };
+    let memory = memory(addr, length, access)?;
+    let region = domain.nic.reg_mr_at(&domain.domain, &memory, iova, access).map_err(errno::of)?;
+    let (lkey, rkey) = (region.lkey(), region.rkey());
+    let context = domain.base.context;
+    let base = ibv_mr { context, pd: pd.cast(), addr, length, handle: 0, lkey, rkey };
+    Ok(object::give(Mr {
+        base,
+        nic: domain.nic.clone(),
+        region,
+        current: Mutex::new(Current { domain: Arc::clone(&domain.domain), addr, length, access }),
+    }))
+}
+
+/// # Errors
+/// `EOPNOTSUPP`: a flag is unknown.
+fn access_of(flags: u32) -> Result<Access, c_int> {
     let ignored = IBV_ACCESS_HUGETLB | IBV_ACCESS_OPTIONAL_RANGE;
     let known = Access::all().bits() | IBV_ACCESS_ZERO_BASED | ignored;
     if flags & !known != 0 {
         return Err(libc::EOPNOTSUPP);
     }
-    let access = Access::from_bits_truncate(flags & !ignored);
-    let iova = if flags & IBV_ACCESS_ZERO_BASED != 0 { 0 } else { iova };
+    Ok(Access::from_bits_truncate(flags & !ignored))
+}
+
+/// The program's memory.
+///
+/// # Errors
+/// `EINVAL`: it has bytes and no address. `EFAULT`: not all of it is memory with the rights.
+fn memory(addr: *mut c_void, length: usize, access: Access) -> Result<HostMemory, c_int> {
     let start = match length {
         // A region without bytes may have any address. Nothing ever accesses it.
         0 => NonNull::<u64>::dangling().cast::<u8>(),
@@ -146,17 +181,75 @@ fn register(
     }
     // SAFETY: the memory is mapped and accessible, as `populate` found. The program keeps it so until
     // it deregisters the region, and heeds the verbs' rules on memory that is in use.
-    let memory = unsafe { HostMemory::from_raw(start, length, ()) };
-    let region = domain.nic.reg_mr_at(&domain.domain, &memory, iova, access).map_err(errno::of)?;
-    let (lkey, rkey) = (region.lkey(), region.rkey());
-    let context = domain.base.context;
-    let base = ibv_mr { context, pd: pd.cast(), addr, length, handle: 0, lkey, rkey };
-    Ok(object::give(Mr {
-        base,
-        nic: domain.nic.clone(),
-        region,
-        _domain: Arc::clone(&domain.domain),
-    }))
+    Ok(unsafe { HostMemory::from_raw(start, length, ()) })
+}
+
+/// Changes a region, which keeps its keys. Work requests and peers name the first byte of new memory by its
+/// address. If the call fails, nothing has changed.
+#[unsafe(no_mangle)]
+extern "C" fn ibv_rereg_mr(
+    mr: *mut ibv_mr,
+    flags: c_int,
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> c_int {
+    match reregister(mr, flags, pd, (addr, length), access as u32) {
+        Ok(()) => 0,
+        Err(error) => {
+            errno::set(error);
+            IBV_REREG_MR_ERR_INPUT
+        }
+    }
+}
+
+fn reregister(
+    mr: *mut ibv_mr,
+    flags: c_int,
+    pd: *mut ibv_pd,
+    (addr, length): (*mut c_void, usize),
+    access: u32,
+) -> Result<(), c_int> {
+    let has = |flag| flags & flag != 0;
+    let known =
+        IBV_REREG_MR_CHANGE_TRANSLATION | IBV_REREG_MR_CHANGE_PD | IBV_REREG_MR_CHANGE_ACCESS;
+    if flags & known != flags || flags == 0 || has(IBV_REREG_MR_CHANGE_TRANSLATION) && length == 0 {
+        return Err(libc::EINVAL);
+    }
+    let region = object::get::<Mr>(mr)?;
+    let domain = match has(IBV_REREG_MR_CHANGE_PD) {
+        true => Some(object::get::<Pd>(pd)?),
+        false => None,
+    };
+    let mut current = region.current.lock().unwrap_or_else(PoisonError::into_inner);
+    let (mut new, mut change) = (current.clone(), MrChange::default());
+    if has(IBV_REREG_MR_CHANGE_ACCESS) {
+        new.access = access_of(access)?;
+        change.access = Some(new.access);
+    }
+    if let Some(domain) = domain {
+        new.domain = Arc::clone(&domain.domain);
+    }
+    if has(IBV_REREG_MR_CHANGE_TRANSLATION) {
+        (new.addr, new.length) = (addr, length);
+    }
+    let memory = memory(new.addr, new.length, new.access)?;
+    if has(IBV_REREG_MR_CHANGE_TRANSLATION) {
+        change.memory = Some((&memory, addr.addr() as u64));
+    }
+    let domain = domain.map(|domain| &*domain.domain);
+    region.nic.rereg_mr(&region.region, domain, &change).map_err(errno::of)?;
+    *current = new;
+    // SAFETY: the region lives, and the program does not change it elsewhere meanwhile.
+    unsafe {
+        (&raw mut (*mr).addr).write(current.addr);
+        (&raw mut (*mr).length).write(current.length);
+        if has(IBV_REREG_MR_CHANGE_PD) {
+            (&raw mut (*mr).pd).write(pd.cast());
+        }
+    }
+    Ok(())
 }
 
 /// Makes the kernel map the pages with the rights that transfers need, so that no transfer faults.

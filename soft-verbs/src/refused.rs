@@ -2,14 +2,12 @@
 
 use std::ffi::{c_int, c_void};
 
-use invar_verbs::sys::provider::IBV_REREG_MR_ERR_INPUT;
-
 use crate::errno;
 
 versions! {
     "IBVERBS_1.1":
         ibv_attach_mcast ibv_detach_mcast ibv_dofork_range ibv_dontfork_range ibv_fork_init
-        ibv_rereg_mr ibv_resolve_eth_l2_from_gid;
+        ibv_resolve_eth_l2_from_gid;
     "IBVERBS_1.10":
         ibv_import_device ibv_import_mr ibv_import_pd ibv_query_ece ibv_set_ece ibv_unimport_mr
         ibv_unimport_pd;
@@ -53,12 +51,6 @@ without_object! {
 without_effect! {
     ibv_attach_mcast ibv_dealloc_dmah ibv_detach_mcast ibv_query_ece ibv_query_port_speed
     ibv_resolve_eth_l2_from_gid ibv_set_ece
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn ibv_rereg_mr() -> c_int {
-    errno::set(libc::EOPNOTSUPP);
-    IBV_REREG_MR_ERR_INPUT
 }
 
 /// There is no device memory to export.

@@ -5,6 +5,7 @@ use std::mem;
 use std::sync::PoisonError;
 
 use invar_core::nic::{Access, AddressVector, Mtu, Nic, QpTransition, RtrAttr, RtsAttr};
+use invar_core::roce::qp::QpUpdate;
 use invar_verbs::sys::provider::{IBV_QP_CUR_STATE, IBV_QP_EN_SQD_ASYNC_NOTIFY, ibv_qp};
 use invar_verbs::sys::*;
 
@@ -23,13 +24,15 @@ const TO_INIT: c_int = IBV_QP_PKEY_INDEX | IBV_QP_PORT;
 /// The attributes of its peer that a connection needs.
 const TO_RTR: c_int = IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
 const TO_RTR_RELIABLE: c_int = TO_RTR | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
-const TO_RTS_RELIABLE: c_int =
-    IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC;
+/// How a reliable connection sends. The attributes may change in SQD.
+const SENDS: c_int = IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC;
 
 /// The attributes of a transport service.
 struct Attributes {
     /// May change while the queue pair works.
     working: c_int,
+    /// May change in SQD as well.
+    drained: c_int,
     init: c_int,
     rtr: c_int,
     rts: c_int,
@@ -39,21 +42,24 @@ fn attributes(qp_type: u32) -> Attributes {
     match qp_type {
         IBV_QPT_UD => Attributes {
             working: IBV_QP_QKEY,
+            drained: IBV_QP_PKEY_INDEX,
             init: TO_INIT | IBV_QP_QKEY,
             rtr: 0,
             rts: IBV_QP_SQ_PSN,
         },
         IBV_QPT_UC => Attributes {
             working: IBV_QP_ACCESS_FLAGS,
+            drained: IBV_QP_PKEY_INDEX,
             init: TO_INIT | IBV_QP_ACCESS_FLAGS,
             rtr: TO_RTR,
             rts: IBV_QP_SQ_PSN,
         },
         _ => Attributes {
             working: IBV_QP_ACCESS_FLAGS | IBV_QP_MIN_RNR_TIMER,
+            drained: SENDS | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_PKEY_INDEX | IBV_QP_PORT,
             init: TO_INIT | IBV_QP_ACCESS_FLAGS,
             rtr: TO_RTR_RELIABLE,
-            rts: TO_RTS_RELIABLE,
+            rts: SENDS | IBV_QP_SQ_PSN,
         },
     }
 }
@@ -61,7 +67,7 @@ fn attributes(qp_type: u32) -> Attributes {
 /// The attributes that a move needs, and those that it also takes (IBTA table 91). A queue pair that is in
 /// RESET cannot fail, as in Linux (`ib_core`'s `qp_state_table`).
 fn masks(qp_type: u32, from: u32, to: u32) -> Result<(c_int, c_int), c_int> {
-    let Attributes { working, init, rtr, rts } = attributes(qp_type);
+    let Attributes { working, drained, init, rtr, rts } = attributes(qp_type);
     let rights = working & !IBV_QP_MIN_RNR_TIMER;
     Ok(match (from, to) {
         (IBV_QPS_RESET, IBV_QPS_ERR) => return Err(libc::EINVAL),
@@ -70,7 +76,8 @@ fn masks(qp_type: u32, from: u32, to: u32) -> Result<(c_int, c_int), c_int> {
         (IBV_QPS_INIT, IBV_QPS_INIT) => (0, init),
         (IBV_QPS_INIT, IBV_QPS_RTR) => (rtr, rights | IBV_QP_PKEY_INDEX),
         (IBV_QPS_RTR, IBV_QPS_RTS) => (rts, working),
-        (IBV_QPS_RTS | IBV_QPS_SQD, IBV_QPS_RTS) | (IBV_QPS_SQD, IBV_QPS_SQD) => (0, working),
+        (IBV_QPS_RTS | IBV_QPS_SQD, IBV_QPS_RTS) => (0, working),
+        (IBV_QPS_SQD, IBV_QPS_SQD) => (0, working | drained),
         (IBV_QPS_RTS, IBV_QPS_SQD) => (0, IBV_QP_EN_SQD_ASYNC_NOTIFY),
         _ => return Err(libc::EINVAL),
     })
@@ -101,28 +108,25 @@ fn modify(qp: &Qp, attr: &ibv_qp_attr, mask: c_int) -> Result<u32, c_int> {
         return Err(libc::EINVAL);
     }
     let has = |flag| given & flag != 0;
-    if has(IBV_QP_EN_SQD_ASYNC_NOTIFY) && attr.en_sqd_async_notify != 0 {
-        // A program that asks for the event would wait for it without end.
-        return Err(libc::EOPNOTSUPP);
-    }
     if has(IBV_QP_PORT) && attr.port_num != 1 || has(IBV_QP_PKEY_INDEX) && attr.pkey_index != 0 {
         return Err(libc::EINVAL);
     }
     let is_reliable = qp.base().qp_type == IBV_QPT_RC;
     let access = || Access::from_bits_truncate(attr.qp_access_flags);
-    let (mut new_access, mut new_timer) = (
-        has(IBV_QP_ACCESS_FLAGS).then(access),
-        has(IBV_QP_MIN_RNR_TIMER).then_some(attr.min_rnr_timer),
-    );
+    let mut update = QpUpdate {
+        access: has(IBV_QP_ACCESS_FLAGS).then(access),
+        min_rnr_timer: has(IBV_QP_MIN_RNR_TIMER).then_some(attr.min_rnr_timer),
+        ..QpUpdate::default()
+    };
     let move_ = match (from, to) {
         (_, IBV_QPS_RESET) => Some(QpTransition::Reset),
         (_, IBV_QPS_ERR) => Some(QpTransition::Err),
         (IBV_QPS_RESET, _) => {
-            let access = new_access.take().unwrap_or(Access::empty());
+            let access = update.access.take().unwrap_or(Access::empty());
             Some(QpTransition::Init { pkey_index: 0, port_num: 1, access })
         }
         (IBV_QPS_INIT, IBV_QPS_RTR) => {
-            new_timer = None;
+            update.min_rnr_timer = None;
             Some(QpTransition::Rtr(match qp.base().qp_type {
                 IBV_QPT_UD => RtrAttr { path_mtu: port_mtu(qp)?, ..RtrAttr::default() },
                 _ => rtr(qp, attr)?,
@@ -131,25 +135,30 @@ fn modify(qp: &Qp, attr: &ibv_qp_attr, mask: c_int) -> Result<u32, c_int> {
         (IBV_QPS_RTR, _) if !is_reliable => {
             Some(QpTransition::Rts(RtsAttr { sq_psn: attr.sq_psn, ..RtsAttr::default() }))
         }
-        (IBV_QPS_RTR, _) => Some(QpTransition::Rts(RtsAttr {
-            timeout: attr.timeout,
-            retry_cnt: attr.retry_cnt,
-            rnr_retry: attr.rnr_retry,
-            sq_psn: attr.sq_psn,
-            max_rd_atomic: attr.max_rd_atomic,
-        })),
+        (IBV_QPS_RTR, _) => Some(QpTransition::Rts(rts(attr))),
         (IBV_QPS_RTS, IBV_QPS_SQD) => Some(QpTransition::Sqd),
         (IBV_QPS_SQD, IBV_QPS_RTS) => Some(QpTransition::Resume),
+        (IBV_QPS_SQD, IBV_QPS_SQD) => {
+            let mut sends = *known;
+            note(&mut sends, attr, given);
+            update.sends = (given & SENDS != 0).then(|| rts(&sends));
+            update.max_dest_rd_atomic =
+                has(IBV_QP_MAX_DEST_RD_ATOMIC).then_some(attr.max_dest_rd_atomic);
+            None
+        }
         _ => None,
     };
-    if new_timer.is_some_and(|code| code > 31) {
+    if update.min_rnr_timer.is_some_and(|code| code > 31) {
         return Err(libc::EINVAL);
     }
     if let Some(move_) = move_ {
         qp.nic.modify_qp(&qp.pair, &move_).map_err(errno::of)?;
     }
-    if new_access.is_some() || new_timer.is_some() {
-        qp.nic.update_qp(&qp.pair, new_access, new_timer).map_err(errno::of)?;
+    if update != QpUpdate::default() {
+        qp.nic.update_qp(&qp.pair, &update).map_err(errno::of)?;
+    }
+    if has(IBV_QP_EN_SQD_ASYNC_NOTIFY) && attr.en_sqd_async_notify != 0 {
+        qp.nic.notify_drained(&qp.pair).map_err(errno::of)?;
     }
     if has(IBV_QP_QKEY) {
         qp.nic.set_qkey(&qp.pair, attr.qkey).map_err(errno::of)?;
@@ -182,6 +191,16 @@ fn rtr(qp: &Qp, attr: &ibv_qp_attr) -> Result<RtrAttr, c_int> {
         options: peers::options(),
         packet_keys: None,
     })
+}
+
+fn rts(attr: &ibv_qp_attr) -> RtsAttr {
+    RtsAttr {
+        timeout: attr.timeout,
+        retry_cnt: attr.retry_cnt,
+        rnr_retry: attr.rnr_retry,
+        sq_psn: attr.sq_psn,
+        max_rd_atomic: attr.max_rd_atomic,
+    }
 }
 
 fn port_mtu(qp: &Qp) -> Result<Mtu, c_int> {

@@ -170,6 +170,21 @@ static void use_wrong_handle(enum kind kind)
     }
 }
 
+/* Moves a region to another domain or to other bytes, or does neither. */
+static void reregister(void)
+{
+    static const int all[] = {0, IBV_REREG_MR_CHANGE_PD, IBV_REREG_MR_CHANGE_TRANSLATION,
+                              IBV_REREG_MR_CHANGE_PD | IBV_REREG_MR_CHANGE_TRANSLATION};
+    struct object *mr = any(MR), *pd = any(PD);
+    int flags = all[below(4)], length = below(sizeof bytes);
+    int is_right = mr->handle && flags && (!(flags & IBV_REREG_MR_CHANGE_PD) || pd->handle) &&
+                   (!(flags & IBV_REREG_MR_CHANGE_TRANSLATION) || length);
+    int result = ibv_rereg_mr(mr->handle, flags, pd->handle, bytes, length, 0);
+    CHECK(result == (is_right ? 0 : IBV_REREG_MR_ERR_INPUT) && (is_right || errno == EINVAL));
+    if (is_right && flags & IBV_REREG_MR_CHANGE_PD)
+        mr->uses[0] = pd;
+}
+
 /* The attributes that a move needs, or -1 if there is no such move. */
 static int needed(enum ibv_qp_type type, enum ibv_qp_state from, enum ibv_qp_state to)
 {
@@ -235,6 +250,10 @@ static void modify(void)
         mask &= mask - 1; /* without the lowest attribute, which is the state */
         mask = IBV_QP_STATE | (mask & (mask - 1));
         is_right = 0;
+    }
+    if (is_right && qp->state == IBV_QPS_RTS && to == IBV_QPS_SQD && below(2)) {
+        mask |= IBV_QP_EN_SQD_ASYNC_NOTIFY;
+        attr.en_sqd_async_notify = 1;
     }
     int result = ibv_modify_qp(qp->handle, &attr, mask);
     if (result == EINVAL && is_right)
@@ -327,13 +346,14 @@ int main(int count, char **arguments)
     unsigned long calls = 0;
     for (; calls % 1024 || time(NULL) < until; calls++) {
         enum kind kind = below(KINDS);
-        switch (below(10)) {
+        switch (below(11)) {
         case 0: case 1: create(kind); break;
         case 2: if (below(4) == 0) destroy(kind); break;
         case 3: use_wrong_handle(kind); break;
         case 4: case 5: case 6: modify(); break;
         case 7: case 8: post(); break;
         case 9: poll_all(); break;
+        case 10: reregister(); break;
         }
     }
     for (int kind = KINDS - 1; kind >= 0; kind--)

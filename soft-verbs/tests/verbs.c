@@ -700,6 +700,129 @@ static void windows(void)
     destroy(&c);
 }
 
+/* A region gets other rights, another domain and other memory, and keeps its keys. */
+static void changed_regions(void)
+{
+    struct end a = create(), b = create();
+    connect_to(&a, &b);
+    connect_to(&b, &a);
+    struct ibv_pd *other = ibv_alloc_pd(context);
+    uint32_t rkey = b.mr->rkey;
+    fill(&a, 1);
+    fill(&b, 2);
+    CHECK(write_with(&a, rkey, b.bytes) == IBV_WC_SUCCESS);
+    CHECK(ibv_rereg_mr(b.mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, IBV_ACCESS_LOCAL_WRITE) == 0);
+    CHECK(write_with(&a, rkey, b.bytes) == IBV_WC_REM_ACCESS_ERR);
+    reconnect(&a, &b);
+    CHECK(ibv_rereg_mr(b.mr, IBV_REREG_MR_CHANGE_ACCESS | IBV_REREG_MR_CHANGE_PD, other, NULL, 0,
+                       ACCESS) == 0 &&
+          b.mr->pd == other);
+    CHECK(write_with(&a, rkey, b.bytes) == IBV_WC_REM_ACCESS_ERR);
+    CHECK(ibv_dealloc_pd(other) == EBUSY);
+    reconnect(&a, &b);
+    unsigned char *page = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(ibv_rereg_mr(b.mr, IBV_REREG_MR_CHANGE_PD | IBV_REREG_MR_CHANGE_TRANSLATION, pd, page, 100,
+                       0) == 0);
+    CHECK(b.mr->pd == pd && b.mr->addr == page && b.mr->length == 100 && b.mr->rkey == rkey);
+    CHECK(ibv_dealloc_pd(other) == 0);
+    CHECK(write_with(&a, rkey, page + 92) == IBV_WC_SUCCESS && memcmp(page + 92, a.bytes, 8) == 0);
+    CHECK(write_with(&a, rkey, page + 93) == IBV_WC_REM_ACCESS_ERR);
+    reconnect(&a, &b);
+
+    /* Refusals change nothing. */
+    CHECK(mprotect(page, 4096, PROT_READ) == 0);
+    struct {
+        int flags;
+        void *addr;
+        size_t length;
+        int access, error;
+    } wrong[] = {
+        {0, NULL, 0, 0, EINVAL},
+        {8, NULL, 0, 0, EINVAL},
+        {IBV_REREG_MR_CHANGE_PD, NULL, 0, 0, EINVAL},
+        {IBV_REREG_MR_CHANGE_TRANSLATION, b.bytes, 0, 0, EINVAL},
+        {IBV_REREG_MR_CHANGE_TRANSLATION, NULL, 8, 0, EINVAL},
+        {IBV_REREG_MR_CHANGE_TRANSLATION, page, 8, 0, EFAULT},
+        {IBV_REREG_MR_CHANGE_TRANSLATION, b.bytes, SIZE_MAX, 0, EINVAL},
+        {IBV_REREG_MR_CHANGE_ACCESS, NULL, 0, IBV_ACCESS_REMOTE_WRITE, EINVAL},
+        {IBV_REREG_MR_CHANGE_ACCESS, NULL, 0, IBV_ACCESS_ON_DEMAND, EOPNOTSUPP},
+    };
+    for (unsigned i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        errno = 0;
+        CHECK(ibv_rereg_mr(b.mr, wrong[i].flags, NULL, wrong[i].addr, wrong[i].length,
+                           wrong[i].access) == IBV_REREG_MR_ERR_INPUT);
+        CHECK(errno == wrong[i].error && b.mr->addr == page && b.mr->length == 100);
+    }
+    CHECK(mprotect(page, 4096, PROT_READ | PROT_WRITE) == 0);
+    CHECK(write_with(&a, rkey, page) == IBV_WC_SUCCESS);
+    destroy(&a);
+    destroy(&b);
+    munmap(page, 4096);
+    errno = 0;
+    CHECK(ibv_rereg_mr(b.mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, 0) == IBV_REREG_MR_ERR_INPUT);
+    CHECK(errno == EINVAL);
+}
+
+/* In SQD the queue pair finishes what it has begun and tells so, and takes other attributes. */
+static void drained_queues(void)
+{
+    struct end a = create(), b = create();
+    connect_to(&a, &b);
+    connect_to(&b, &a);
+    struct ibv_sge sge = {(uintptr_t)a.bytes, BYTES, a.mr->lkey};
+    struct ibv_send_wr wr = {.opcode = IBV_WR_RDMA_WRITE, .sg_list = &sge, .num_sge = 1}, *bad;
+    wr.send_flags = IBV_SEND_SIGNALED;
+    wr.wr.rdma.remote_addr = (uintptr_t)b.bytes;
+    wr.wr.rdma.rkey = b.mr->rkey;
+    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_SQD, .en_sqd_async_notify = 1};
+    for (int round = 0; round < 20; round++) {
+        for (int i = 0; i < 5; i++)
+            CHECK(ibv_post_send(a.qp, &wr, &bad) == 0);
+        attr.qp_state = IBV_QPS_SQD;
+        CHECK(ibv_modify_qp(a.qp, &attr, IBV_QP_STATE | IBV_QP_EN_SQD_ASYNC_NOTIFY) == 0);
+        struct ibv_async_event event;
+        CHECK(ibv_get_async_event(context, &event) == 0);
+        CHECK(event.event_type == IBV_EVENT_SQ_DRAINED && event.element.qp == a.qp);
+        ibv_ack_async_event(&event);
+        struct ibv_wc wc[5];
+        int done = ibv_poll_cq(a.send_cq, 5, wc);
+        usleep(2000);
+        CHECK(done >= 0 && ibv_poll_cq(a.send_cq, 5, wc + done) == 0);
+        attr.qp_state = IBV_QPS_RTS;
+        CHECK(ibv_modify_qp(a.qp, &attr, IBV_QP_STATE) == 0);
+        for (; done < 5; done++)
+            CHECK(completion(a.send_cq).status == IBV_WC_SUCCESS);
+    }
+
+    attr.timeout = 9;
+    attr.retry_cnt = 3;
+    attr.max_rd_atomic = 2;
+    attr.max_dest_rd_atomic = 1;
+    int changes = IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_MAX_QP_RD_ATOMIC;
+    CHECK(ibv_modify_qp(a.qp, &attr, changes) == EINVAL); /* the state is RTS */
+    attr.qp_state = IBV_QPS_SQD;
+    CHECK(ibv_modify_qp(a.qp, &attr, IBV_QP_STATE | changes) == EINVAL);
+    CHECK(ibv_modify_qp(a.qp, &attr, IBV_QP_STATE) == 0);
+    CHECK(ibv_modify_qp(a.qp, &attr, changes | IBV_QP_MAX_DEST_RD_ATOMIC) == 0);
+    attr.retry_cnt = 8;
+    CHECK(ibv_modify_qp(a.qp, &attr, IBV_QP_RETRY_CNT) == EINVAL);
+    struct ibv_qp_attr known;
+    struct ibv_qp_init_attr init;
+    CHECK(ibv_query_qp(a.qp, &known, IBV_QP_STATE, &init) == 0);
+    CHECK(known.qp_state == IBV_QPS_SQD && known.timeout == 9 && known.retry_cnt == 3);
+    CHECK(known.max_rd_atomic == 2 && known.max_dest_rd_atomic == 1 && known.rnr_retry == 7);
+    attr.qp_state = IBV_QPS_RTS;
+    CHECK(ibv_modify_qp(a.qp, &attr, IBV_QP_STATE) == 0);
+    transfers(&a, &b);
+
+    /* With the new attributes a peer that is gone ends the queue pair within 4 × 4.096 µs × 2^9. */
+    struct ibv_qp_attr reset = {.qp_state = IBV_QPS_RESET};
+    CHECK(ibv_modify_qp(b.qp, &reset, IBV_QP_STATE) == 0);
+    CHECK(write_with(&a, b.mr->rkey, b.bytes) == IBV_WC_RETRY_EXC_ERR);
+    destroy(&a);
+    destroy(&b);
+}
+
 static void refusals(struct end *end)
 {
     errno = 0;
@@ -723,7 +846,6 @@ static void refusals(struct end *end)
     CHECK(!ibv_create_qp_ex(context, &extended) && errno == EOPNOTSUPP);
     CHECK(!ibv_alloc_mw(pd, 3) && errno == EINVAL);
     CHECK(!ibv_alloc_td(context, NULL) && errno == EOPNOTSUPP);
-    CHECK(ibv_rereg_mr(end->mr, 0, NULL, NULL, 0, 0) == IBV_REREG_MR_ERR_INPUT);
     CHECK(!ibv_create_cq(context, 0, NULL, NULL, 0) && errno == EINVAL);
     CHECK(!ibv_create_cq(context, 1, NULL, NULL, 1) && errno == EINVAL);
 
@@ -871,6 +993,8 @@ int main(void)
         datagrams();
     gid_index = 0;
     windows();
+    changed_regions();
+    drained_queues();
     built_and_read();
     forks();
     destroy(&a);

@@ -58,11 +58,12 @@ mod state;
 mod timer;
 mod tuning;
 mod unreliable;
+mod update;
 mod window;
 
 use super::{Packet, Psn};
 use crate::nic::{
-    Access, Atomic, NicError, QpCap, QpOptions, QpState, QpTransition, QpType, RecvWr, SendFlags,
+    Atomic, NicError, QpCap, QpOptions, QpState, QpTransition, QpType, RecvWr, SendFlags,
     SendOpcode, SendWr, Verb,
 };
 use path::{Path, RETH_BYTES};
@@ -77,6 +78,7 @@ pub use phase::{RequesterPhase, ResponderPhase};
 pub use responder::GRH_BYTES;
 pub use timer::{ack_timeout_ns, rnr_timer_ns};
 pub use tuning::{RNR_NS_MAX, Tuning};
+pub use update::QpUpdate;
 
 /// Maximum number of outstanding READs and atomics: from a peer at a responder, and from a requester at its peer.
 pub const RD_ATOMIC_MAX: u8 = 16;
@@ -197,30 +199,6 @@ impl<const SQ: usize, const RQ: usize> Qp<SQ, RQ> {
             }
         }
         self.state = next;
-        Ok(())
-    }
-
-    /// Changes the operations that the peer may use, or the wait that an RNR NAK asks for, without a
-    /// change of state.
-    ///
-    /// # Errors
-    /// `EINVAL`: the state is RESET or ERR, or the code of the wait exceeds 31. Nothing has changed.
-    pub fn update(
-        &mut self,
-        access: Option<Access>,
-        min_rnr_timer: Option<u8>,
-    ) -> Result<(), NicError> {
-        let refuse = |cause| Err(NicError::new(Verb::ModifyQp, EINVAL, cause));
-        if matches!(self.state, QpState::Reset | QpState::Err) {
-            return refuse("no attribute can change in state RESET or ERR");
-        }
-        if min_rnr_timer.is_some_and(|code| code > 31) {
-            return refuse("min_rnr_timer exceeds 31");
-        }
-        self.path.access = access.unwrap_or(self.path.access);
-        if let Some(code) = min_rnr_timer {
-            self.responder.set_min_rnr_timer(code);
-        }
         Ok(())
     }
 

@@ -46,7 +46,7 @@ use datagram::DatagramPaths;
 use linger::Lingerers;
 use posted::DeviceEnv;
 use queue_pair::QueuePair;
-use region::{MemoryRegion, Regions};
+use region::{MemoryRegion, Regions, check_access};
 use shared_receive::SharedQueue;
 use table::{Names, Table};
 use timers::Timers;
@@ -58,7 +58,9 @@ pub use counters::DeviceCounters;
 pub use datagram::Receiver;
 pub use local::LocalAddress;
 pub use notice::{AsyncEvent, Subject};
+
 pub use queue_pair::{INLINE_BYTES_MAX, QpConfig, SGES_MAX, WORK_REQUESTS_MAX};
+pub use region::MrChange;
 pub use shared_receive::{SHARED_RECEIVES_MAX, SrqConfig};
 pub use train::{Datagram, Route, Train, TransmitSink};
 pub use transmit::AckDelay;
@@ -209,18 +211,13 @@ impl Device {
         addr: u64,
         access: Access,
     ) -> Result<u32, NicError> {
-        let refuse = |errno, cause| Err(NicError::new(Verb::RegMr, errno, cause));
-        if access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC)
-            && !access.contains(Access::LOCAL_WRITE)
-        {
-            return refuse(libc::EINVAL, "REMOTE_WRITE and REMOTE_ATOMIC need LOCAL_WRITE");
-        }
+        check_access(access)?;
         let region = MemoryRegion { memory: memory.clone(), addr, access, pd };
         let Device { regions, windows, .. } = self;
         let is_of_window = |key| windows.has_index_of(key);
         match regions.table.insert(is_of_window, |_| Ok::<_, NicError>(region)) {
             Some(key) => key,
-            None => refuse(libc::ENOMEM, "too many memory regions"),
+            None => Err(NicError::new(Verb::RegMr, libc::ENOMEM, "too many memory regions")),
         }
     }
 

@@ -291,5 +291,8 @@ pub const IBV_ACCESS_HUGETLB: u32 = 1 << 7;
 /// `IBV_ACCESS_OPTIONAL_RANGE`: flags that a library may ignore.
 pub const IBV_ACCESS_OPTIONAL_RANGE: u32 = 0x3ff0_0000;
 
-/// `ibv_rereg_mr`: the arguments are refused, and the old region is valid.
+pub const IBV_REREG_MR_CHANGE_TRANSLATION: c_int = 1;
+pub const IBV_REREG_MR_CHANGE_PD: c_int = 2;
+pub const IBV_REREG_MR_CHANGE_ACCESS: c_int = 4;
+/// The arguments are refused, and the old region is valid.
 pub const IBV_REREG_MR_ERR_INPUT: c_int = -1;

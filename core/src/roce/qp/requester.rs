@@ -96,8 +96,18 @@ impl<const SQ: usize> Requester<SQ> {
     pub(super) fn start(&mut self, attr: &RtsAttr) {
         let psn = Psn::new(attr.sq_psn);
         (self.oldest, self.next, self.end, self.recover) = (psn, psn, psn, psn);
+        self.update(attr);
+    }
+
+    /// Changes how this end sends, except for the PSN.
+    pub(super) fn update(&mut self, attr: &RtsAttr) {
         self.max_rd_atomic = attr.max_rd_atomic;
         self.timer.start(attr);
+    }
+
+    /// Returns whether a request has begun and is not complete.
+    pub(super) fn is_under_way(&self) -> bool {
+        self.oldest != self.end || self.cursor_packet > 0
     }
 
     pub(super) fn retry_time_ns(&self) -> Option<u64> {

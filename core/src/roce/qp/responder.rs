@@ -138,6 +138,10 @@ impl<const RQ: usize> Responder<RQ> {
         self.min_rnr_timer = code;
     }
 
+    pub(super) fn set_reads_max(&mut self, max_dest_rd_atomic: u8) {
+        self.max_dest_rd_atomic = max_dest_rd_atomic;
+    }
+
     /// Returns what a lingering queue pair goes on with: the expected PSN, the MSN, and the answer to
     /// send.
     pub(super) fn last_state(&self) -> (Psn, u32, Answer) {

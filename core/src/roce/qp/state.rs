@@ -38,7 +38,7 @@ fn check_rtr(attr: &RtrAttr) -> Result<(), NicError> {
     }
 }
 
-fn check_rts(attr: &RtsAttr) -> Result<(), NicError> {
+pub(super) fn check_rts(attr: &RtsAttr) -> Result<(), NicError> {
     match attr {
         _ if attr.sq_psn > Psn::MASK => refuse("sq_psn exceeds 24 bits"),
         _ if attr.timeout > 31 => refuse("timeout exceeds 31"),
@@ -49,7 +49,7 @@ fn check_rts(attr: &RtsAttr) -> Result<(), NicError> {
     }
 }
 
-fn refuse<T>(cause: &'static str) -> Result<T, NicError> {
+pub(super) fn refuse<T>(cause: &'static str) -> Result<T, NicError> {
     Err(NicError::new(Verb::ModifyQp, EINVAL, cause))
 }
 

@@ -1,5 +1,5 @@
 use super::*;
-use crate::nic::{RtrAttr, RtsAttr, Sge, Wc, WcStatus};
+use crate::nic::{Access, RtrAttr, RtsAttr, Sge, Wc, WcStatus};
 use crate::roce::{Aeth, Bth, Headers, Opcode, Syndrome};
 
 extern crate std;
@@ -65,6 +65,38 @@ fn capabilities_beyond_the_queues_are_refused() {
     for refused in [new(1 << 24, 8, 4), new(1, 9, 4), new(1, 8, 5)] {
         assert_eq!(refused.err(), Some((Verb::CreateQp, EINVAL)));
     }
+}
+
+#[test]
+fn retries_and_reads_change_only_in_sqd() {
+    let changed = RtsAttr { timeout: 9, retry_cnt: 3, max_rd_atomic: 0, ..RtsAttr::default() };
+    let sends = QpUpdate { sends: Some(changed), ..QpUpdate::default() };
+    let reads = QpUpdate { max_dest_rd_atomic: Some(16), ..QpUpdate::default() };
+    for moves in 0..4 {
+        for update in [sends, reads] {
+            let error = qp(moves).update(&update).unwrap_err();
+            assert_eq!((error.verb, error.errno), (Verb::ModifyQp, EINVAL));
+        }
+    }
+    let (mut qp, mut host) = (qp(4), Host::default());
+    let read = SendWr { opcode: SendOpcode::RdmaRead, ..send(1) };
+    assert_eq!(qp.retry_time_ns(), None);
+    qp.post_send(&read, &mut host).unwrap();
+    assert!(qp.update(&sends).is_err(), "a READ is posted");
+    for wrong in [
+        QpUpdate { sends: Some(RtsAttr { retry_cnt: 8, ..changed }), ..reads },
+        QpUpdate { max_dest_rd_atomic: Some(17), ..QpUpdate::default() },
+        QpUpdate { min_rnr_timer: Some(32), ..reads },
+    ] {
+        qp.update(&wrong).unwrap_err();
+    }
+    assert_eq!(qp.retry_time_ns(), None);
+    qp.withdraw_sends(1);
+    qp.update(&sends).unwrap();
+    qp.update(&reads).unwrap();
+    assert_eq!(qp.retry_time_ns(), Some(4 * (4096 << 9)));
+    assert!(qp.post_send(&read, &mut host).is_err(), "no READ may be outstanding");
+    assert!(qp.is_drained());
 }
 
 #[test]

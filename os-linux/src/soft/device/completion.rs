@@ -102,6 +102,17 @@ impl CompletionQueue {
         raises
     }
 
+    /// Removes the completions of a queue pair.
+    pub(super) fn forget(&mut self, qpn: u32) {
+        let (end, mut at) = (self.solicited, 0);
+        self.ring.retain(|wc| {
+            let is_kept = wc.qp_num != qpn;
+            self.solicited -= usize::from(!is_kept && at < end);
+            at += 1;
+            is_kept
+        });
+    }
+
     pub(super) fn is_armed(&self) -> bool {
         self.armed != Armed::None
     }
@@ -204,6 +215,22 @@ mod tests {
         assert_eq!(cq.poll(&mut [Wc::default()]), Ok(1));
         assert!(!cq.arm(Awaited::Solicited), "it was taken");
         assert!(cq.arm(Awaited::CompletionOrWrite));
+    }
+
+    #[test]
+    fn completions_of_a_forgotten_queue_pair_go_and_the_others_stay_in_order() {
+        let mut cq = CompletionQueue::new(100);
+        for (wr_id, qp_num, solicited) in [(1, 7, true), (2, 8, true), (3, 7, false), (4, 8, false)]
+        {
+            cq.push(Wc { qp_num, ..wc(wr_id) }, solicited);
+        }
+        cq.forget(7);
+        let mut wcs = [Wc::default(); 3];
+        assert!(cq.arm(Awaited::Solicited), "the other one's is there");
+        assert_eq!(cq.poll(&mut wcs[..1]), Ok(1));
+        assert!(!cq.arm(Awaited::Solicited), "it was taken");
+        assert_eq!(cq.poll(&mut wcs[1..]), Ok(1));
+        assert_eq!(wcs.map(|wc| wc.wr_id), [2, 4, 0]);
     }
 
     #[test]

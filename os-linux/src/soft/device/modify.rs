@@ -1,13 +1,16 @@
 //! States and attributes of queue pairs.
 
-use invar_core::nic::{Access, NicError, QpTransition, QpType, Verb};
+use invar_core::nic::{NicError, QpState, QpTransition, QpType, Verb};
+use invar_core::roce::qp::QpUpdate;
 
 use super::Device;
 use super::path::Path;
+use super::posted::Posted;
 
 impl Device {
     /// Moves a queue pair to another state (`ibv_modify_qp`). For datagrams, [`QpTransition::Rtr`] needs the
-    /// path MTU of the port alone, and [`QpTransition::Rts`] the first PSN.
+    /// path MTU of the port alone, and [`QpTransition::Rts`] the first PSN. A move to RESET removes completions
+    /// that nobody has taken, as NICs in hardware do.
     ///
     /// # Errors
     /// `EINVAL`: the transition does not exist, or an attribute is out of range.
@@ -27,6 +30,12 @@ impl Device {
                 _ => None,
             };
             qp.modify(transition, env)?;
+            if *transition == QpTransition::Reset {
+                let Posted { send_cq, recv_cq, .. } = qp.posted;
+                for cq in [send_cq, recv_cq] {
+                    env.cqs.get_mut(cq).into_iter().for_each(|cq| cq.forget(qpn));
+                }
+            }
             if let QpTransition::Rtr(attr) = transition {
                 qp.set_tuning(tuning.scaled(attr));
                 qp.path = path;
@@ -42,14 +51,24 @@ impl Device {
     /// Changes attributes of a queue pair without a change of state (`ibv_modify_qp`).
     ///
     /// # Errors
-    /// `EINVAL`: the state is RESET or ERR, or an attribute is out of range.
-    pub fn update_qp(
-        &mut self,
-        qpn: u32,
-        access: Option<Access>,
-        min_rnr_timer: Option<u8>,
-    ) -> Result<(), NicError> {
-        self.with_qp(qpn, Verb::ModifyQp, |qp, _| qp.update(access, min_rnr_timer))
+    /// `EINVAL`: the state does not allow it, or an attribute is out of range.
+    pub fn update_qp(&mut self, qpn: u32, update: &QpUpdate) -> Result<(), NicError> {
+        self.with_qp(qpn, Verb::ModifyQp, |qp, _| qp.update(update))
+    }
+
+    /// Raises [`AsyncEvent::SqDrained`](super::AsyncEvent::SqDrained) once no send that has begun is left
+    /// (`en_sqd_async_notify`).
+    ///
+    /// # Errors
+    /// `EINVAL`: the state is not SQD.
+    pub fn notify_drained(&mut self, qpn: u32) -> Result<(), NicError> {
+        self.with_qp(qpn, Verb::ModifyQp, |qp, _| match qp.state() {
+            QpState::Sqd => {
+                qp.awaits_drain = true;
+                Ok(())
+            }
+            _ => Err(NicError::new(Verb::ModifyQp, libc::EINVAL, "not in state SQD")),
+        })
     }
 
     /// Sets the Q_Key of a queue pair: it drops datagrams with another one.

@@ -23,6 +23,8 @@ pub enum AsyncEvent {
     QpRequestError = 2,
     /// The peer asked for memory that it may not access.
     QpAccessError = 3,
+    /// The queue pair is in state SQD, and no send that has begun is left.
+    SqDrained = 5,
     /// The shared receive queue has fewer receives than its limit.
     SrqLimit = 15,
     /// The queue pair takes no more receives from its shared queue.

@@ -4,13 +4,13 @@ use std::collections::VecDeque;
 use std::num::NonZeroU32;
 
 use invar_core::nic::{
-    Access, Atomic, LocalOp, NicError, QpCap, QpState, QpTransition, QpType, RecvWr, SendFlags,
-    SendWr, Sge, Verb,
+    Atomic, LocalOp, NicError, QpCap, QpState, QpTransition, QpType, RecvWr, SendFlags, SendWr,
+    Sge, Verb,
 };
 use invar_core::roce::Packet;
 use invar_core::roce::Psn;
 use invar_core::roce::qp::{
-    Counters, GRH_BYTES, Lingering, Qp, RequesterPhase, ResponderPhase, Transmit, Tuning,
+    Counters, GRH_BYTES, Lingering, Qp, QpUpdate, RequesterPhase, ResponderPhase, Transmit, Tuning,
 };
 
 use super::datagram::{DatagramPaths, Receivers};
@@ -61,6 +61,8 @@ pub(super) struct QueuePair {
     pub(super) datagrams: Option<Box<DatagramPaths>>,
     qp_type: QpType,
     rate_mbps_max: Option<NonZeroU32>,
+    /// Tell once the queue pair, which is in state SQD, is drained.
+    pub(super) awaits_drain: bool,
     /// Whether the device's list of queue pairs with pending packets contains this one.
     pub(super) listed: bool,
     /// Time of the earliest armed timer; `u64::MAX` if none is armed.
@@ -144,7 +146,8 @@ impl QueuePair {
         }
     }
 
-    /// Moves the queue pair to ERR if its completion queue overflowed, and tells of its last receive.
+    /// Moves the queue pair to ERR if its completion queue overflowed, and tells of its last receive and
+    /// of a drained send queue.
     #[inline]
     pub(super) fn look_after(&mut self, qpn: u32, env: &mut DeviceEnv<'_>) {
         if self.posted.overrun(env.cqs) && self.state() != QpState::Err {
@@ -156,6 +159,12 @@ impl QueuePair {
         if self.posted.srq.is_some() && !self.posted.told_last && self.state() == QpState::Err {
             self.posted.told_last = true;
             env.notices.push((Subject::Qp(qpn), AsyncEvent::LastWqeReached));
+        }
+        let is_drained =
+            || self.state() == QpState::Sqd && engine!(&self.engine, qp => qp.is_drained());
+        if self.awaits_drain && is_drained() {
+            self.awaits_drain = false;
+            env.notices.push((Subject::Qp(qpn), AsyncEvent::SqDrained));
         }
     }
 
@@ -204,6 +213,7 @@ impl QueuePair {
             datagrams,
             qp_type: config.qp_type,
             rate_mbps_max: config.rate_mbps_max,
+            awaits_drain: false,
             listed: false,
             armed_ns: u64::MAX,
         })
@@ -263,6 +273,7 @@ impl QueuePair {
     ) -> Result<(), NicError> {
         let QueuePair { engine, posted, .. } = self;
         engine!(engine, qp => qp.modify(transition, &mut QpEnv { device: env, posted }))?;
+        self.awaits_drain = false;
         if let QpTransition::Reset = transition {
             self.path = None;
             self.posted.told_last = false;
@@ -273,12 +284,8 @@ impl QueuePair {
         Ok(())
     }
 
-    pub(super) fn update(
-        &mut self,
-        access: Option<Access>,
-        min_rnr_timer: Option<u8>,
-    ) -> Result<(), NicError> {
-        engine!(&mut self.engine, qp => qp.update(access, min_rnr_timer))
+    pub(super) fn update(&mut self, update: &QpUpdate) -> Result<(), NicError> {
+        engine!(&mut self.engine, qp => qp.update(update))
     }
 
     /// Posts a send and returns its slot, into which the caller copies inline data.

@@ -2,9 +2,10 @@
 
 use std::collections::{HashMap, HashSet};
 
-use invar_core::nic::{Access, Atomic, Memory};
+use invar_core::nic::{Access, Atomic, Memory, NicError, Verb};
 use invar_core::roce::qp::{AccessFault, QpSide, Region};
 
+use super::Device;
 use super::table::Table;
 use crate::memory::HostMemory;
 
@@ -15,6 +16,15 @@ pub(super) struct MemoryRegion {
     pub(super) addr: u64,
     pub(super) access: Access,
     pub(super) pd: u32,
+}
+
+/// A change of a registered region. `None` leaves what it is.
+#[derive(Clone, Copy, Default)]
+pub struct MrChange<'a> {
+    /// The memory, and the address by which work requests and peers name its first byte.
+    pub memory: Option<(&'a HostMemory, u64)>,
+    /// What the device and peers may do there.
+    pub access: Option<Access>,
 }
 
 /// All regions of a device and their protection domains.
@@ -109,12 +119,11 @@ impl Regions {
         }
     }
 
-    /// Copies `bytes` to a resolved range. Does nothing if the region has ended since.
+    /// Copies `bytes` to a resolved range. Does nothing if the region has ended or got smaller since.
     #[inline]
     pub(super) fn place(&self, to: Region, bytes: &[u8]) {
         if let Some(region) = self.table.get(to.index) {
-            let placed = region.memory.write_at(to.offset as usize, bytes);
-            debug_assert_eq!(placed, Ok(()), "resolved");
+            let _ = region.memory.write_at(to.offset as usize, bytes);
         }
     }
 
@@ -143,4 +152,49 @@ impl Regions {
             None => false,
         }
     }
+}
+
+impl Device {
+    /// Changes a memory region (`ibv_rereg_mr`): its domain, its memory or its access. Its key stays the same.
+    /// Transfers under way find the region as it is now; what lies outside it is an access error or is dropped.
+    /// Returns the memory that the region had, if it has another one now, so the caller decides where it is freed.
+    ///
+    /// # Errors
+    /// `EINVAL`: no such region, or the access flags allow remote writes but no local writes. `EBUSY`: a memory
+    /// window is bound to the region. Nothing has changed.
+    pub fn rereg_mr(
+        &mut self,
+        key: u32,
+        pd: Option<u32>,
+        change: &MrChange<'_>,
+    ) -> Result<Option<HostMemory>, NicError> {
+        let refuse = |errno, cause| Err(NicError::new(Verb::RegMr, errno, cause));
+        check_access(change.access.unwrap_or_default())?;
+        if self.is_bound(key) {
+            return refuse(libc::EBUSY, "a memory window is bound to the region");
+        }
+        let Some(region) = self.regions.table.get_mut(key) else {
+            return refuse(libc::EINVAL, "no such memory region");
+        };
+        region.access = change.access.unwrap_or(region.access);
+        if let Some(pd) = pd.filter(|pd| *pd != region.pd) {
+            region.pd = pd;
+            self.regions.connections.values_mut().for_each(|of| _ = of.granted.remove(&key));
+        }
+        Ok(change.memory.map(|(memory, addr)| {
+            region.addr = addr;
+            std::mem::replace(&mut region.memory, memory.clone())
+        }))
+    }
+}
+
+/// Checks the access of a region.
+pub(super) fn check_access(access: Access) -> Result<(), NicError> {
+    if access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC)
+        && !access.contains(Access::LOCAL_WRITE)
+    {
+        let cause = "REMOTE_WRITE and REMOTE_ATOMIC need LOCAL_WRITE";
+        return Err(NicError::new(Verb::RegMr, libc::EINVAL, cause));
+    }
+    Ok(())
 }

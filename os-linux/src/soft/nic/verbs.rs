@@ -6,11 +6,13 @@ use std::sync::atomic::Ordering;
 use invar_core::nic::{
     Access, AddressVector, Atomic, NicError, QpCap, QpType, RecvWr, SendFlags, SendWr, Sge, Verb,
 };
+use invar_core::roce::qp::QpUpdate;
 
 use super::{Cq, Mr, Pd, Qp, SoftNic, Srq, Window};
 use crate::memory::HostMemory;
 use crate::soft::device::{
-    AsyncEvent, Awaited, Device, LocalWork, QpConfig, Receiver, SrqConfig, Subject, WindowType,
+    AsyncEvent, Awaited, Device, LocalWork, MrChange, QpConfig, Receiver, SrqConfig, Subject,
+    WindowType,
 };
 
 /// The transport service and the sizes of a queue pair.
@@ -48,6 +50,26 @@ impl SoftNic {
         self.check(&pd.0.nic, Verb::RegMr)?;
         let key = self.port().lock().device.reg_mr(pd.0.number, memory, addr, access)?;
         Ok(Mr { nic: self.clone(), key })
+    }
+
+    /// Changes a memory region. Its key stays the same.
+    ///
+    /// # Errors
+    /// The errors of [`Device::rereg_mr`](crate::soft::Device::rereg_mr).
+    pub fn rereg_mr(
+        &self,
+        mr: &Mr,
+        pd: Option<&Pd>,
+        change: &MrChange<'_>,
+    ) -> Result<(), NicError> {
+        pd.map_or(Ok(()), |pd| self.check(&pd.0.nic, Verb::RegMr))?;
+        let pd = pd.map(|pd| pd.0.number);
+        let mut moving = self.port().lock();
+        let memory = moving.device.rereg_mr(mr.key, pd, change)?;
+        drop(moving);
+        // The drop happens without the lock, because the memory's owner may run any code on drop.
+        drop(memory);
+        Ok(())
     }
 
     /// Allocates a memory window.
@@ -201,13 +223,16 @@ impl SoftNic {
     ///
     /// # Errors
     /// The errors of [`Device::update_qp`](crate::soft::Device::update_qp).
-    pub fn update_qp(
-        &self,
-        qp: &Qp,
-        access: Option<Access>,
-        min_rnr_timer: Option<u8>,
-    ) -> Result<(), NicError> {
-        self.port().post(|device| device.update_qp(qp.qpn, access, min_rnr_timer))
+    pub fn update_qp(&self, qp: &Qp, update: &QpUpdate) -> Result<(), NicError> {
+        self.port().post(|device| device.update_qp(qp.qpn, update))
+    }
+
+    /// Raises [`AsyncEvent::SqDrained`] once a queue pair has no send left that has begun.
+    ///
+    /// # Errors
+    /// The errors of [`Device::notify_drained`](crate::soft::Device::notify_drained).
+    pub fn notify_drained(&self, qp: &Qp) -> Result<(), NicError> {
+        self.port().post(|device| device.notify_drained(qp.qpn))
     }
 
     /// Checks that datagrams can go to an address.

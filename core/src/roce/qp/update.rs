@@ -1,0 +1,63 @@
+//! Attributes of a queue pair that change without a change of state.
+
+use super::state::{self, refuse};
+use super::{Qp, RD_ATOMIC_MAX};
+use crate::nic::{Access, NicError, QpState, RtsAttr};
+
+/// Attributes to change (`ibv_modify_qp`). `None` leaves an attribute as it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QpUpdate {
+    /// The operations that the peer may use.
+    pub access: Option<Access>,
+    /// Code of the wait that an RNR NAK asks for (IBTA table 46).
+    pub min_rnr_timer: Option<u8>,
+    /// How this end sends, except for the packet sequence number. Only in state SQD.
+    pub sends: Option<RtsAttr>,
+    /// The largest number of the peer's READs that may be outstanding at this end. Only in state SQD.
+    pub max_dest_rd_atomic: Option<u8>,
+}
+
+impl<const SQ: usize, const RQ: usize> Qp<SQ, RQ> {
+    /// Changes attributes without a change of state.
+    ///
+    /// # Errors
+    /// `EINVAL`: the state does not allow it, or a value is out of range. Nothing has changed.
+    pub fn update(&mut self, update: &QpUpdate) -> Result<(), NicError> {
+        let QpUpdate { access, min_rnr_timer, sends, max_dest_rd_atomic } = *update;
+        let needs_sqd = sends.is_some() || max_dest_rd_atomic.is_some();
+        match self.state {
+            QpState::Reset | QpState::Err => {
+                return refuse("no attribute can change in state RESET or ERR");
+            }
+            QpState::Sqd => {}
+            _ if needs_sqd => return refuse("retries and READs can change only in state SQD"),
+            _ => {}
+        }
+        if min_rnr_timer.is_some_and(|code| code > 31) {
+            return refuse("min_rnr_timer exceeds 31");
+        }
+        if max_dest_rd_atomic.is_some_and(|most| most > RD_ATOMIC_MAX) {
+            return refuse("max_dest_rd_atomic exceeds 16");
+        }
+        if let Some(sends) = &sends {
+            state::check_rts(sends)?;
+            if sends.max_rd_atomic == 0 && self.requester.posted() > 0 {
+                return refuse("max_rd_atomic becomes 0 while sends are posted");
+            }
+            self.requester.update(sends);
+        }
+        self.path.access = access.unwrap_or(self.path.access);
+        if let Some(code) = min_rnr_timer {
+            self.responder.set_min_rnr_timer(code);
+        }
+        if let Some(most) = max_dest_rd_atomic {
+            self.responder.set_reads_max(most);
+        }
+        Ok(())
+    }
+
+    /// Whether no send has begun that is not complete. In state SQD none begins.
+    pub fn is_drained(&self) -> bool {
+        !self.requester.is_under_way()
+    }
+}
