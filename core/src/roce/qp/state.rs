@@ -26,7 +26,7 @@ pub(super) fn check(from: QpState, move_: &QpTransition) -> Result<QpState, NicE
     }
 }
 
-fn check_rtr(attr: &RtrAttr) -> Result<(), NicError> {
+pub(super) fn check_rtr(attr: &RtrAttr) -> Result<(), NicError> {
     match attr {
         _ if attr.dest_qp_num > Psn::MASK => refuse("dest_qp_num exceeds 24 bits"),
         _ if attr.rq_psn > Psn::MASK => refuse("rq_psn exceeds 24 bits"),

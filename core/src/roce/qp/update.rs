@@ -1,8 +1,8 @@
 //! Attributes of a queue pair that change without a change of state.
 
+use super::Qp;
 use super::state::{self, refuse};
-use super::{Qp, RD_ATOMIC_MAX};
-use crate::nic::{Access, NicError, QpState, RtsAttr};
+use crate::nic::{Access, NicError, QpState, RtrAttr, RtsAttr};
 
 /// Attributes to change (`ibv_modify_qp`). `None` leaves an attribute as it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -33,12 +33,11 @@ impl<const SQ: usize, const RQ: usize> Qp<SQ, RQ> {
             _ if needs_sqd => return refuse("retries and READs can change only in state SQD"),
             _ => {}
         }
-        if min_rnr_timer.is_some_and(|code| code > 31) {
-            return refuse("min_rnr_timer exceeds 31");
-        }
-        if max_dest_rd_atomic.is_some_and(|most| most > RD_ATOMIC_MAX) {
-            return refuse("max_dest_rd_atomic exceeds 16");
-        }
+        state::check_rtr(&RtrAttr {
+            min_rnr_timer: min_rnr_timer.unwrap_or_default(),
+            max_dest_rd_atomic: max_dest_rd_atomic.unwrap_or_default(),
+            ..RtrAttr::default()
+        })?;
         if let Some(sends) = &sends {
             state::check_rts(sends)?;
             if sends.max_rd_atomic == 0 && self.requester.posted() > 0 {
@@ -56,8 +55,8 @@ impl<const SQ: usize, const RQ: usize> Qp<SQ, RQ> {
         Ok(())
     }
 
-    /// Whether no send has begun that is not complete. In state SQD none begins.
+    /// Whether the state is SQD, so that no send begins, and all that have begun are complete.
     pub fn is_drained(&self) -> bool {
-        !self.requester.is_under_way()
+        self.state == QpState::Sqd && !self.requester.is_under_way()
     }
 }

@@ -160,9 +160,7 @@ impl QueuePair {
             self.posted.told_last = true;
             env.notices.push((Subject::Qp(qpn), AsyncEvent::LastWqeReached));
         }
-        let is_drained =
-            || self.state() == QpState::Sqd && engine!(&self.engine, qp => qp.is_drained());
-        if self.awaits_drain && is_drained() {
+        if self.awaits_drain && engine!(&self.engine, qp => qp.is_drained()) {
             self.awaits_drain = false;
             env.notices.push((Subject::Qp(qpn), AsyncEvent::SqDrained));
         }
