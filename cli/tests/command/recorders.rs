@@ -9,11 +9,16 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::metrics::{Dir, perf};
 use crate::*;
 
+/// The records of a process, or nothing if it has none.
+fn recorded(dir: &Dir, pid: &str) -> Option<serde_json::Value> {
+    let outcome = Run::start(&mut dir.invar(&["inspect", "--json", pid])).wait();
+    (outcome.status == Some(0)).then(|| json(&outcome.stdout))
+}
+
 /// Whether a connection of a process is recorded for which the condition holds.
 fn any_connection(dir: &Dir, pid: &str, holds: fn(&serde_json::Value) -> bool) -> bool {
-    let outcome = Run::start(&mut dir.invar(&["inspect", "--json", pid])).wait();
-    let found = (outcome.status == Some(0)).then(|| json(&outcome.stdout));
-    found.is_some_and(|of| of["connections"].as_array().is_some_and(|all| all.iter().any(holds)))
+    recorded(dir, pid)
+        .is_some_and(|of| of["connections"].as_array().is_some_and(|all| all.iter().any(holds)))
 }
 
 #[test]
@@ -99,8 +104,7 @@ fn a_rank_shows_its_operations_and_for_which_rank_it_waits() {
     let pids = runs.each_ref().map(|run| run.0.id().to_string());
     let ask = |args: &[&str]| Run::start(&mut dir.invar(args)).wait();
     let last = |pid: &str| {
-        let outcome = ask(&["inspect", "--json", pid]);
-        let found = (outcome.status == Some(0)).then(|| json(&outcome.stdout))?;
+        let found = recorded(&dir, pid)?;
         found["ranks"][0]["operations"].as_array()?.last().cloned()
     };
     for pid in &pids {
