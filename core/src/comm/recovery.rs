@@ -32,8 +32,8 @@ const SECOND_NS: u64 = 1_000_000_000;
 const PAUSE_NS: core::ops::RangeInclusive<u64> = 1_000_000..=SECOND_NS;
 /// The shortest and the longest time after which a peer that does not answer is called again.
 const LATE_NS: core::ops::RangeInclusive<u64> = 500_000_000..=8 * SECOND_NS;
-/// The most attempts that begin without progress because the NIC itself has refused to go on. A true refusal
-/// repeats itself.
+/// The most attempts that begin without progress because this end's NIC or the peer's has refused to go on. A true
+/// refusal repeats itself.
 const REFUSALS_MAX: u32 = 3;
 /// The numbers of the attempts of both ends differ by less than this.
 const AHEAD_MAX: u32 = 1 << 16;
@@ -85,7 +85,7 @@ pub(super) struct Trouble {
     pub(super) cause: Option<Suspicion>,
     /// The time of the last attempt.
     pub(super) attempt_ns: u64,
-    /// The times that the NIC itself has refused to go on since the last progress.
+    /// The times that a NIC has refused to go on since the last progress.
     refusals: u32,
 }
 
@@ -158,7 +158,7 @@ impl Recovery {
     /// Whether new queue pairs may help after an error completion. If a port is down, some drivers report
     /// other errors than a peer that is silent. Linux removes the routes of a link before it marks the port
     /// down, so rdma_rxe may refuse a send (`LOC_QP_OP_ERR`) while its port still looks well. On a busy host it was
-    /// seen to refuse a request of the peer (`REM_INV_REQ_ERR`) on a connection that had worked for 49 s.
+    /// seen to refuse a request of the peer (`REM_INV_REQ_ERR`) on queue pairs that worked. The cause is unknown.
     pub(super) fn may_help(&mut self, error: &CompletionError) -> bool {
         use WcStatus as Status;
         let of_network = [Status::RETRY_EXC_ERR, Status::RESP_TIMEOUT_ERR, Status::WR_FLUSH_ERR];
@@ -168,7 +168,7 @@ impl Recovery {
             || refusals.contains(&error.status) && self.may_help_after_refusal()
     }
 
-    /// Whether new queue pairs may help after the NIC has refused to go on with a queue pair.
+    /// Whether new queue pairs may help after a NIC has refused to go on with a queue pair.
     pub(super) fn may_help_after_refusal(&mut self) -> bool {
         let refusals = self.trouble.refusals;
         let may_help = self.is_agreed && refusals < REFUSALS_MAX;
