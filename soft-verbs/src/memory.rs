@@ -60,7 +60,7 @@ pub(crate) struct Mr {
     current: Mutex<Current>,
 }
 
-/// What `ibv_rereg_mr` may change.
+/// The attributes that `ibv_rereg_mr` changes.
 #[derive(Clone)]
 struct Current {
     domain: Arc<soft::Pd>,

@@ -23,7 +23,7 @@ pub(super) struct MemoryRegion {
 pub struct MrChange<'a> {
     /// The memory, and the address by which work requests and peers name its first byte.
     pub memory: Option<(&'a HostMemory, u64)>,
-    /// What the device and peers may do there.
+    /// The rights of the device and of peers.
     pub access: Option<Access>,
 }
 
