@@ -78,7 +78,8 @@ impl RecvComm {
     ///
     /// # Errors
     /// A range is not within its region, a region is of another device, or the number of buffers is
-    /// wrong. After these errors the comm still works. After any other error the connection is lost.
+    /// wrong. After these errors the comm still works. After any other error the connection is lost. If the peer
+    /// has closed it, the messages for earlier receives may have arrived: test those receives.
     pub fn irecv(
         &mut self,
         bufs: &[(&MemoryRegion, Range<usize>, u32)],

@@ -164,15 +164,23 @@ fn receive(
     let pattern = Pattern::new(SEED, 0, Flow::ToServer, size);
     let mut under_way: VecDeque<Request> = VecDeque::new();
     let (mut posted, mut done, mut wrong) = (0, 0, 0);
-    let mut last_done = Instant::now();
+    let (mut last_done, mut end) = (Instant::now(), None);
     loop {
-        if under_way.len() < WINDOW
-            && let Some(request) = comm.irecv(&[(region, load.place(posted), 0)])?
-        {
-            under_way.push_back(request);
-            posted += 1;
+        if under_way.len() < WINDOW && end.is_none() {
+            match comm.irecv(&[(region, load.place(posted), 0)]) {
+                Ok(Some(request)) => {
+                    under_way.push_back(request);
+                    posted += 1;
+                }
+                Ok(None) => {}
+                // The sender closes after its last message, which is one of those under way.
+                Err(error) => end = Some(error),
+            }
         }
-        let Some(first) = under_way.front() else { continue };
+        let Some(first) = under_way.front() else {
+            end.take().map_or(Ok(()), Err)?;
+            continue;
+        };
         let Some(received) = comm.test(first)? else {
             nap(last_done.elapsed());
             continue;
