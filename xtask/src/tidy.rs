@@ -32,7 +32,8 @@ pub(crate) fn run(shell: &Shell) -> Result<Outcome> {
     findings.extend(circles::check(&texts));
     findings.extend(docs::check(shell.root())?);
     findings.extend(listeners::check_doors(shell.root()));
-    findings.extend(Workspace::load(shell)?.packages.iter().flat_map(package::check));
+    let of_package = |package| package::check(shell.root(), package);
+    findings.extend(Workspace::load(shell)?.packages.iter().flat_map(of_package));
     if !findings.is_empty() {
         eprintln!("{}", findings.join("\n"));
         bail!("tidy has {} findings", findings.len());

@@ -19,6 +19,8 @@ pub(crate) struct Workspace {
 pub(crate) struct Package {
     /// The package's name as `-p` takes it.
     pub(crate) name: String,
+    /// The manifest, `Cargo.toml`.
+    pub(crate) manifest: PathBuf,
     /// The line that a registry shows. It is empty if the manifest has none.
     pub(crate) description: String,
     /// Whether the package may be published in a registry.
@@ -48,6 +50,7 @@ fn package(value: &Value) -> Result<Package> {
     let dependencies = value["dependencies"].as_array().context("no dependencies")?;
     Ok(Package {
         name: value["name"].as_str().context("a package without a name")?.to_owned(),
+        manifest: value["manifest_path"].as_str().context("no manifest_path")?.into(),
         description: value["description"].as_str().unwrap_or_default().to_owned(),
         // `null` allows any registry, a list allows those registries. `publish = false` is the empty
         // list.

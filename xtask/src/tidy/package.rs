@@ -1,5 +1,8 @@
 //! Checks the manifests of packages.
 
+use std::fs;
+use std::path::Path;
+
 use crate::workspace::Package;
 
 /// The crates that invar-core may depend on. Each works without std and alloc.
@@ -16,10 +19,22 @@ const CORE_DEPENDENCIES: [&str; 10] = [
     "zerocopy",
 ];
 
-/// Checks a package.
-pub(super) fn check(package: &Package) -> Vec<String> {
+/// The licences. A package that may be published has a copy of each in its folder: some systems check symbolic
+/// links out as files that hold a path.
+const LICENCES: [&str; 2] = ["LICENSE-APACHE", "LICENSE-MIT"];
+
+/// Checks a package of the workspace in `root`.
+pub(super) fn check(root: &Path, package: &Package) -> Vec<String> {
     let name = &package.name;
     let mut findings = Vec::new();
+    if package.public {
+        for licence in LICENCES {
+            let text = |folder: &Path| fs::read(folder.join(licence)).ok();
+            if text(root).is_none() || package.manifest.parent().and_then(text) != text(root) {
+                findings.push(format!("{name}: has no copy of {licence}"));
+            }
+        }
+    }
     if package.public && package.description.is_empty() {
         findings.push(format!("{name}: a package that may be published has a description"));
     }
@@ -36,9 +51,15 @@ pub(super) fn check(package: &Package) -> Vec<String> {
 mod tests {
     use super::*;
 
+    /// The folder of the workspace, which has the licences.
+    fn root() -> &'static Path {
+        Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
+    }
+
     fn package(name: &str, dependency: &str) -> Package {
         Package {
             name: name.to_owned(),
+            manifest: root().join("Cargo.toml"),
             description: "What it is".to_owned(),
             public: true,
             dependencies: vec![dependency.to_owned()],
@@ -48,15 +69,23 @@ mod tests {
     #[test]
     fn public_packages_have_a_description() {
         let named = package("invar", "rustix");
-        assert!(check(&named).is_empty());
+        assert!(check(root(), &named).is_empty());
         let nameless = Package { description: String::new(), ..named };
-        assert_eq!(check(&nameless).len(), 1);
-        assert!(check(&Package { public: false, ..nameless }).is_empty());
+        assert_eq!(check(root(), &nameless).len(), 1);
+        assert!(check(root(), &Package { public: false, ..nameless }).is_empty());
+    }
+
+    #[test]
+    fn public_packages_have_the_licences() {
+        let manifest = root().join("xtask/Cargo.toml");
+        let bare = Package { manifest, ..package("invar", "rustix") };
+        assert_eq!(check(root(), &bare).len(), 2);
+        assert!(check(root(), &Package { public: false, ..bare }).is_empty());
     }
 
     #[test]
     fn core_depends_on_what_needs_no_allocator() {
-        assert!(check(&package("invar-core", "heapless")).is_empty());
-        assert_eq!(check(&package("invar-core", "rustix")).len(), 1);
+        assert!(check(root(), &package("invar-core", "heapless")).is_empty());
+        assert_eq!(check(root(), &package("invar-core", "rustix")).len(), 1);
     }
 }
