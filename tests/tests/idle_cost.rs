@@ -9,17 +9,10 @@ use std::sync::{Barrier, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use futures::executor::LocalPool;
-use futures::task::LocalSpawnExt;
 use invar::communicator::{Mover, Operation, RawOperation};
-use invar::{
-    Communicator, DataType, Device, Hub, Listener, MemoryRegion, PortRange, RecvComm, RedOp,
-};
-use invar_testkit::library;
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use rustix::time::{ClockId, clock_gettime};
+use invar::{Communicator, DataType, Hub, PortRange, RedOp};
+use invar_testkit::{library, load};
 
-const CONNECTIONS: usize = 256;
 const WAIT: Duration = Duration::from_secs(3);
 const PATIENCE: Duration = Duration::from_secs(60);
 /// A sleep is 10 ms at most. Over the network the worker also wakes when the connection keeps itself alive.
@@ -27,52 +20,15 @@ const WAKE_UPS_EACH_S: u64 = 500;
 /// The test that runs.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// The processor time of this process so far.
-fn processor_time() -> Duration {
-    let time = clock_gettime(ClockId::ProcessCPUTime);
-    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
-}
-
-/// Waits for a message that does not come.
-async fn wait_idly(mut comm: RecvComm) {
-    let region = MemoryRegion::new(comm.device(), 8).unwrap();
-    // The peer ends the wait.
-    let _ = comm.recv_async(&region, 0..8, 0).await;
-}
-
 #[test]
 fn idle_connections_take_little_processor_time() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    // Each connection has several descriptors at each end.
-    let files = getrlimit(Resource::Nofile);
-    setrlimit(Resource::Nofile, Rlimit { current: files.maximum, ..files }).unwrap();
+    load::raise_descriptors();
     for transport in ["socket", "soft"] {
-        let variables = [("INVAR_TRANSPORT", transport), ("NCCL_SOCKET_IFNAME", "lo")];
-        let settings = library::settings(&variables);
-        let devices = Device::survey(&settings).unwrap().devices;
-        let info = devices.iter().find(|info| settings.takes(info.kind)).unwrap();
-        let device = Device::open_for(info, &settings).unwrap();
-        let listener = Listener::bind(&device, &settings).unwrap();
-        let mut pool = LocalPool::new();
-        let mut senders = Vec::new();
-        for _ in 0..CONNECTIONS {
-            let (send, recv) = library::connect(&device, &listener, &settings);
-            senders.push(send);
-            pool.spawner().spawn_local(wait_idly(recv)).unwrap();
-        }
-        pool.run_until_stalled();
-        let before = processor_time();
-        let timer = std::thread::spawn(|| std::thread::sleep(WAIT));
-        while !timer.is_finished() {
-            std::thread::sleep(Duration::from_millis(10));
-            pool.run_until_stalled();
-        }
-        let busy = processor_time() - before;
-        println!("{transport}: {CONNECTIONS} connections took {busy:?} in {WAIT:?}");
+        let busy = load::idle_connections(transport, WAIT);
+        println!("{transport}: {} connections took {busy:?} in {WAIT:?}", load::CONNECTIONS);
         // Two ends of each connection, without optimization: 0.2 ‰ of a processor an end.
         assert!(busy < WAIT / 10, "{transport}: {busy:?} of {WAIT:?}");
-        drop(senders);
-        pool.run();
     }
 }
 

@@ -45,7 +45,7 @@ pub(super) fn run(shell: &Shell, args: &Args) -> Result<Vec<String>> {
         let line = format!("build --release --package invar-testkit --bin {program}");
         shell.run(shell.cargo(&line))?;
     }
-    let device = "invar_testkit::null::";
+    let device = "invar_simulator::null::";
     let figure = Some(&plot::PROTOCOL);
     Suite { cases: &CASES, device, counted, env: Vec::new(), figure }.run(shell, args)
 }

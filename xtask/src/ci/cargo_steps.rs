@@ -11,9 +11,10 @@ const OUTSIDE: [&str; 2] = [FUZZ, "xtask/no-std-proof/Cargo.toml"];
 const FUZZ: &str = "fuzz/Cargo.toml";
 
 /// The crates that others use, each with no feature, with each feature alone, and with all of them. `default` names
-/// one of these sets. The crate of the tests is left out, because the step `test` builds it without features and with all.
-const FEATURE_SETS: &str = "--workspace --ignore-private --exclude invar-testkit --each-feature \
-                            --exclude-features default";
+/// one of these sets. The two crates of the tests are left out, because the step `test` builds them without features
+/// and with all.
+const FEATURE_SETS: &str = "--workspace --ignore-private --exclude invar-testkit --exclude invar-simulator \
+                            --each-feature --exclude-features default";
 
 pub(super) fn fmt(shell: &Shell) -> Result<Outcome> {
     shell.run(shell.cargo("fmt --all --check"))?;
@@ -75,12 +76,12 @@ pub(super) fn loom(shell: &Shell) -> Result<Outcome> {
 }
 
 /// Runs the tests. The first command is the README's own, and its output is shown as it comes. There no
-/// crate has a feature except the core, which has `log` for the others. Then the crates that have
-/// features run without any, and with all of them. These runs include the libraries that tests load.
+/// crate has a feature except the core, which has `log` for the others. The second command runs the tests of
+/// features. It names the whole workspace, so that its libraries are the first one's.
 pub(super) fn test(shell: &Shell) -> Result<Outcome> {
-    const ALL: &str = "-p invar-core -p invar-cuda -p invar-testkit --all-features";
+    const OF_FEATURES: &str =
+        "--features invar-testkit/cust,invar-testkit/mutants --test cuda --test mutants";
     shell.stream(shell.cargo("test --workspace"))?;
-    shell.stream(shell.cargo("test -p invar-core --no-default-features"))?;
-    shell.stream(shell.cargo(&format!("test {ALL} --lib --test cuda --test mutants")))?;
+    shell.stream(shell.cargo(&format!("test --workspace {OF_FEATURES}")))?;
     Ok(Outcome::Passed)
 }

@@ -122,7 +122,7 @@ mod tests {
     #[test]
     fn each_simulation_has_its_test() {
         for Simulation { name, test, .. } in SIMULATIONS {
-            let path = format!("{}/tests/{test}.rs", env!("CARGO_MANIFEST_DIR"));
+            let path = format!("{}/../tests/{test}.rs", env!("CARGO_MANIFEST_DIR"));
             assert!(Path::new(&path).is_file(), "{name} has no test {path}");
         }
     }
