@@ -16,6 +16,7 @@ mod tcp;
 mod torch;
 mod udp;
 mod verbs;
+mod waiting;
 
 use std::path::PathBuf;
 
@@ -67,6 +68,9 @@ enum Group {
     /// Collectives of torch.distributed, by gloo and by Invar in the same run. `PYTHON` may name the Python
     /// that has PyTorch.
     Torch,
+    /// Blocking round trips and collectives beside TCP's and Open MPI's, on idle and on busy processors, and the
+    /// processor time of idle connections.
+    Waiting,
 }
 
 impl Args {
@@ -100,6 +104,7 @@ pub(crate) fn run(shell: &Shell, args: &Args) -> Result<()> {
                 Group::Collnet => collnet::run(shell, args)?,
                 Group::Proxy => proxy::run(shell, args)?,
                 Group::Torch => torch::run(shell, args)?,
+                Group::Waiting => waiting::run(shell, args)?,
             });
         }
     }
@@ -122,6 +127,7 @@ impl Group {
             Group::Collnet => collnet::cases(),
             Group::Proxy => proxy::cases(),
             Group::Torch => torch::cases(),
+            Group::Waiting => waiting::cases(),
         }
     }
 }

@@ -183,7 +183,7 @@ fn find_torch(shell: &Shell) -> Option<String> {
 }
 
 /// Compiles the all-reduce program with `mpicc`.
-fn build_mpi(shell: &Shell, target_dir: &Path) -> Result<PathBuf> {
+pub(super) fn build_mpi(shell: &Shell, target_dir: &Path) -> Result<PathBuf> {
     if Command::new("mpicc").arg("--version").output().is_err() {
         bail!(
             "there is no mpicc to measure against: install Open MPI (Debian: openmpi-bin and \
@@ -214,7 +214,7 @@ impl Case {
         for _ in 0..RUNS {
             let times = invar(shell, target_dir, self.ranks, self.env, sizes)?;
             ours.iter_mut().zip(times).for_each(|(ours, time)| ours.push(time));
-            let times = self.open_mpi(shell, &others.mpi, sizes).context("Open MPI")?;
+            let times = open_mpi(shell, &others.mpi, self.ranks, self.mpi, sizes)?;
             theirs.iter_mut().zip(times).for_each(|(theirs, time)| theirs.push(time));
             if self.over_udp {
                 let times = udp(shell, target_dir, sizes).context("bare UDP")?;
@@ -260,16 +260,6 @@ impl Case {
         bus_bytes(self.ranks, bytes) / us / 1e3
     }
 
-    /// Runs the Open MPI program. Returns µs for each size.
-    fn open_mpi(&self, shell: &Shell, program: &Path, sizes: &Sizes) -> Result<Vec<f64>> {
-        let mut mpirun = shell.command(&format!(
-            "mpirun --allow-run-as-root --oversubscribe -np {} {}",
-            self.ranks, self.mpi
-        ));
-        mpirun.arg(program).args(sizes.args());
-        sizes.times(&shell.capture(mpirun)?)
-    }
-
     /// Runs gloo, which has no transport over shared memory. Returns µs for each size.
     fn gloo(&self, shell: &Shell, python: &str, sizes: &Sizes) -> Result<Vec<f64>> {
         let mut program = shell.program(Path::new(python));
@@ -277,6 +267,20 @@ impl Case {
         program.args(sizes.args());
         sizes.times(&shell.read(program)?)
     }
+}
+
+/// Runs the Open MPI program with options of `mpirun`. Returns µs for each size.
+pub(super) fn open_mpi(
+    shell: &Shell,
+    program: &Path,
+    ranks: u32,
+    options: &str,
+    sizes: &Sizes,
+) -> Result<Vec<f64>> {
+    let line = format!("mpirun --allow-run-as-root --oversubscribe -np {ranks} {options}");
+    let mut mpirun = shell.command(&line);
+    mpirun.arg(program).args(sizes.args());
+    sizes.times(&shell.capture(mpirun).context("Open MPI")?)
 }
 
 /// Runs `invar coll all_reduce` with variables that choose the transport. Returns µs for each size.
@@ -314,6 +318,11 @@ fn bus_bytes(ranks: u32, bytes: u64) -> f64 {
 }
 
 impl Sizes {
+    /// One size.
+    pub(super) const fn one(bytes: u64, warmup: u32, iterations: u32) -> Sizes {
+        Sizes { begin: bytes, end: bytes, factor: 2, warmup, iterations }
+    }
+
     /// All sizes, in bytes.
     pub(super) fn all(&self) -> Vec<u64> {
         let next = |bytes: &u64| Some(bytes * self.factor).filter(|bytes| *bytes <= self.end);
