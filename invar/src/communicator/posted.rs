@@ -45,8 +45,7 @@ pub struct Posted {
 
 impl Communicator {
     /// Starts operations as a group, behind all that was started before. Its collectives run one after
-    /// the other; then its sends and receives run at once. `mover` says which thread moves them. The caller
-    /// who moves them does the first round here, so that data is on its way before the caller tests.
+    /// the other; then its sends and receives run at once. `mover` says which thread moves them.
     ///
     /// # Errors
     /// Fails if the communicator has ended, if a reduction is missing or needless, or if the elements of
@@ -68,11 +67,7 @@ impl Communicator {
         let calls = calls.collect::<Result<Vec<Call>, Error>>()?;
         // SAFETY: the caller has promised what `enqueue` demands.
         let done = unsafe { self.enqueue(calls, None, mover) }?;
-        let posted = Posted { core: Arc::clone(&self.core), done };
-        if mover == Mover::Caller {
-            posted.advance(1);
-        }
-        Ok(posted)
+        Ok(Posted { core: Arc::clone(&self.core), done })
     }
 
     /// Describes an operation with an input and an output, for [`post`](Self::post).
@@ -144,25 +139,19 @@ impl Posted {
     /// Moves the operations without waiting. Returns their result, once: `None` before they are done,
     /// and after the result was returned.
     pub fn test(&self) -> Option<Result<(), Error>> {
-        if !self.done.is_set() {
-            self.advance(ROUNDS);
-            if !self.done.is_set() {
-                return None;
-            }
+        if self.done.is_set() {
+            return self.done.take();
         }
-        self.done.take()
-    }
-
-    /// Moves the operations by at most so many rounds, without waiting, unless another thread does.
-    fn advance(&self, rounds: u32) {
         self.core.queue.note_test();
-        let Some(mut workplace) = self.try_workplace() else { return };
-        for _ in 0..rounds {
+        // Without the lock another thread moves them.
+        let mut workplace = self.try_workplace()?;
+        for _ in 0..ROUNDS {
             match self.core.queue.round(&mut workplace) {
                 Some(Advance::Moved | Advance::Done) if !self.done.is_set() => {}
                 _ => break,
             }
         }
+        self.done.take()
     }
 
     /// Waits for the operations, at most this long. The calling thread moves them, unless another thread
