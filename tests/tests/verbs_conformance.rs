@@ -1,7 +1,7 @@
 //! Runs the conformance kit on an RDMA device of this host.
 
 use invar_testkit::conformance::Testbed;
-use invar_testkit::nic_conformance;
+use invar_testkit::{nic_conformance, sim};
 use invar_verbs::{VerbsConfig, VerbsNic};
 
 /// This variable has the names of two devices that reach each other, or one name twice.
@@ -22,6 +22,12 @@ fn rdma_device() {
         eprintln!("skipped: {DEVICES}=NAME,NAME says which RDMA devices to test");
         return;
     };
+    // The kit's frames are large, because tests are not optimized.
+    let conform = move || conform(&names);
+    sim::roomy_thread().spawn(conform).expect("a thread").join().expect("the device conforms");
+}
+
+fn conform(names: &str) {
     let names: Vec<&str> = names.split(',').collect();
     let [a, b] = names[..] else { panic!("{DEVICES}={names:?}: must be two names") };
     let open = |name| VerbsNic::open(&VerbsConfig::new(name)).expect("an RDMA device");

@@ -42,7 +42,7 @@ const STEPS_AT_ONCE_MAX: u32 = 1_000_000;
 const SOURCE_PORTS: [u16; SourcePorts::MAX] = [0xc000, 0xc001, 0xc002, 0xc003];
 
 /// A thread for histories. Without optimization each move of a comm or a queue pair takes room on the stack.
-pub(crate) fn roomy_thread() -> thread::Builder {
+pub fn roomy_thread() -> thread::Builder {
     thread::Builder::new().stack_size(16 << 20)
 }
 
