@@ -5,7 +5,7 @@
 use invar_core::auth::{Answering, Calling, NONCE_BYTES, SECRET_BYTES, Secret, Service, Session};
 use invar_core::conn::Stream;
 use invar_core::rendezvous::{Incoming, Roster, Seal, Speaker, admit, joined};
-use invar_testkit::pipe::Pipe;
+use invar_simulator::pipe::Pipe;
 use libfuzzer_sys::fuzz_target;
 
 const SECRET: Secret = Secret::new([7; SECRET_BYTES]);

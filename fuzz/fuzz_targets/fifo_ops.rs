@@ -2,7 +2,7 @@
 #![no_main]
 
 use invar_core::conn::{CommSettings, Wire};
-use invar_testkit::model::comm::{self, Op};
+use invar_simulator::model::comm::{self, Op};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {

@@ -10,8 +10,8 @@ use invar_core::conn::wire::MESSAGE_BYTES_MAX;
 use invar_core::conn::{Acceptor, CommSettings, Connector, Stream, Wire};
 use invar_core::error::Error;
 use invar_core::nic::Nic;
-use invar_testkit::null::NullNic;
-use invar_testkit::pipe::Pipe;
+use invar_simulator::null::NullNic;
+use invar_simulator::pipe::Pipe;
 use libfuzzer_sys::fuzz_target;
 
 /// The choices of the fuzzer.

@@ -1,7 +1,7 @@
 //! Makes any sequence of MR cache calls and compares them with the naive model.
 #![no_main]
 
-use invar_testkit::model::mr_cache::{Op, World};
+use invar_simulator::model::mr_cache::{Op, World};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {

@@ -2,7 +2,7 @@
 //! packets.
 #![no_main]
 
-use invar_testkit::model::roce::{Choices, Script, abuse, run};
+use invar_simulator::model::roce::{Choices, Script, abuse, run};
 use libfuzzer_sys::fuzz_target;
 
 /// The most faults of the link. So few cannot make an end give up, whichever packets they hit.

@@ -2,7 +2,7 @@
 //! the naive model.
 #![no_main]
 
-use invar_testkit::model::socket::{Op, World};
+use invar_simulator::model::socket::{Op, World};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {

@@ -9,7 +9,7 @@ use invar_core::socket::{
     AHEAD_BYTES, HandshakeSettings, PendingConnections, Posted, Receiver, RecvStep, Sender,
     SocketConnector, Target,
 };
-use invar_testkit::pipe::Pipe;
+use invar_simulator::pipe::Pipe;
 use libfuzzer_sys::fuzz_target;
 
 fn settings() -> HandshakeSettings {
