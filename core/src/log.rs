@@ -40,12 +40,6 @@ mod tests {
         error!("{name}", name = shown.unwrap_or_default());
     }
 
-    #[cfg(not(feature = "log"))]
-    #[test]
-    fn messages_take_what_format_args_takes() {
-        log_at_every_level();
-    }
-
     #[cfg(feature = "log")]
     #[test]
     fn messages_reach_the_log_crate_at_their_level() {

@@ -12,20 +12,22 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::library;
 
+/// The threads that keep the processors busy in benchmarks.
+pub const BUSY_THREADS: usize = 4;
 /// The number of connections.
 pub const CONNECTIONS: usize = 256;
 
 /// Lets this process have as many descriptors as it may. Each connection has several at each end.
 ///
 /// # Panics
-/// Panics if the system refuses it.
+/// Panics if the system refuses the limit.
 pub fn raise_descriptors() {
     let files = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: files.maximum, ..files }).expect("more files");
 }
 
-/// Lets the tasks of [`CONNECTIONS`] connections wait for so long. Returns the processor time of this process
-/// meanwhile, which has both ends of them.
+/// Lets the tasks of [`CONNECTIONS`] connections wait for `time`. This process has both ends of each connection.
+/// Returns the processor time that the process took meanwhile.
 ///
 /// # Panics
 /// Panics if a connection fails.
@@ -69,7 +71,7 @@ fn processor_time() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// Makes a call while this many other threads compute without end.
+/// Makes a call while `threads` other threads keep processors busy.
 pub fn beside_busy_threads<R>(threads: usize, call: impl FnOnce() -> R) -> R {
     struct End<'a>(&'a AtomicBool);
     impl Drop for End<'_> {

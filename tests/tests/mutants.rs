@@ -16,7 +16,7 @@ fn simulation_of(mutant: Mutant) -> &'static Simulation {
     if mutant.is_of_rails() { &sim::RAILS } else { &sim::COMMS }
 }
 
-/// A seed whose history fails, if there is one among these.
+/// Returns one of these seeds whose history fails.
 fn bad_seed(simulation: &Simulation, seeds: Range<u64>) -> Option<u64> {
     let jobs = thread::available_parallelism().map_or(1, usize::from);
     let stop = AtomicBool::new(false);

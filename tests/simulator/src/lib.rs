@@ -1,7 +1,7 @@
 //! Simulated hosts and networks, null NICs and reference models. `invar-testkit` offers them to tests.
 //!
-//! They are a crate of their own, because they compute: they are optimized in debug builds too. The tests
-//! themselves are not, so they compile five times as fast.
+//! This crate is optimized in debug builds too, because its code takes most of the time of tests. The tests
+//! themselves are not optimized, so that they compile fast.
 
 pub mod duo;
 pub mod end;

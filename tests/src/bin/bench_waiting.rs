@@ -15,15 +15,13 @@ const BYTES: usize = 8;
 /// The round trips that are not measured, and those that are.
 const WARM_UP: usize = 500;
 const ROUND_TRIPS: usize = 5000;
-/// The threads that keep the processors busy in the second half.
-const BUSY_THREADS: usize = 4;
 const TRANSPORTS: [&str; 2] = ["socket", "soft"];
 const IDLE_FOR: Duration = Duration::from_secs(10);
 
 fn main() -> ExitCode {
     load::raise_descriptors();
     round_trips("");
-    load::beside_busy_threads(BUSY_THREADS, || round_trips("-busy"));
+    load::beside_busy_threads(load::BUSY_THREADS, || round_trips("-busy"));
     for transport in TRANSPORTS {
         let busy = load::idle_connections(transport, IDLE_FOR);
         println!("{transport}-idle {:.3}", 100.0 * busy.as_secs_f64() / IDLE_FOR.as_secs_f64());
@@ -31,7 +29,7 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Measures round trips over TCP and over each transport, in turns of one minute.
+/// Measures round trips over TCP and over each transport, one after the other.
 fn round_trips(suffix: &str) {
     println!("tcp{suffix} {:.2}", micros(over_tcp()));
     for transport in TRANSPORTS {

@@ -318,7 +318,7 @@ fn bus_bytes(ranks: u32, bytes: u64) -> f64 {
 }
 
 impl Sizes {
-    /// One size.
+    /// Messages of `bytes` alone.
     pub(super) const fn one(bytes: u64, warmup: u32, iterations: u32) -> Sizes {
         Sizes { begin: bytes, end: bytes, factor: 2, warmup, iterations }
     }

@@ -2,7 +2,7 @@
 //! idle and on busy processors. Also measures the processor time of connections whose tasks wait.
 
 use anyhow::{Context, Result};
-use invar_testkit::load::beside_busy_threads;
+use invar_testkit::load::{BUSY_THREADS, CONNECTIONS, beside_busy_threads};
 
 use super::Args;
 use super::coll::{self, Sizes};
@@ -16,8 +16,6 @@ const IDLE_MAX: f64 = 1.5;
 const BUSY_MAX: f64 = 3.0;
 /// The most processor time of 256 idle connections, in percent of a processor.
 const PERCENT_MAX: f64 = 1.0;
-/// The threads that keep the processors busy during collectives, as `bench_waiting` has them during round trips.
-const BUSY_THREADS: usize = 4;
 
 const TRANSPORTS: [&str; 2] = ["socket", "soft"];
 const COLL: &str = "coll";
@@ -68,7 +66,9 @@ fn connections(shell: &Shell, args: &Args) -> Result<Vec<String>> {
     }
     for transport in wanted() {
         let percent = value(&format!("{transport}-idle"))?;
-        println!("{transport}: 256 idle connections take {percent:.2} % of a processor, both ends");
+        println!(
+            "{transport}: {CONNECTIONS} idle connections take {percent:.2} % of a processor, both ends"
+        );
         if percent > PERCENT_MAX {
             missed.push(format!("{transport}-idle ({percent:.2} %)"));
         }

@@ -77,7 +77,8 @@ pub(super) fn loom(shell: &Shell) -> Result<Outcome> {
 
 /// Runs the tests. The first command is the README's own, and its output is shown as it comes. There no
 /// crate has a feature except the core, which has `log` for the others. The second command runs the tests of
-/// features. It names the whole workspace, so that its libraries are the first one's.
+/// features. It names the whole workspace, so that other projects' crates have the features of the first command and
+/// are not built again.
 pub(super) fn test(shell: &Shell) -> Result<Outcome> {
     const OF_FEATURES: &str =
         "--features invar-testkit/cust,invar-testkit/mutants --test cuda --test mutants";

@@ -21,9 +21,12 @@ fn a_tcp_listener_of_its_own_is_found_in_the_product() {
         for path in ["cli/src/perf/server.rs", "invar/src/connect.rs", "os-linux/src/ports.rs"] {
             assert_findings(path, &format!("// one\n{text}\n"), &[2]);
         }
-        for path in
-            ["tests/src/pipe.rs", "cli/tests/a.rs", "invar/src/a/tests.rs", "xtask/src/a.rs"]
-        {
+        for path in [
+            "tests/simulator/src/pipe.rs",
+            "cli/tests/a.rs",
+            "invar/src/a/tests.rs",
+            "xtask/src/a.rs",
+        ] {
             assert_findings(path, text, &[]);
         }
         assert_findings("os-linux/src/tcp.rs", text, &[]);
