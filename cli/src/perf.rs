@@ -268,7 +268,7 @@ pub(crate) fn run(args: &Args, settings: &Settings) -> Result<ExitCode, Failure>
     let outputs = Outputs::open(args.json.as_deref())?;
     let plot = args.plot.as_deref().map(OutputFile::open).transpose()?;
     let extras = Extras { plot, histogram: args.histogram };
-    // Before a second process of this one is other work.
+    // Measure before this command starts its second process, which would count as other work.
     let load = load::Load::measure();
     let measure = |server: &[SocketAddr]| client::run(&job, load, outputs, extras, server);
     let measured = match (&args.connect, &launch) {

@@ -31,7 +31,8 @@ impl<'a, C: Requests> Call<'a, C> {
         Call { comm, request: None }
     }
 
-    /// Makes the request by `start`, once that succeeds, and then tests it by `test` until there is a result.
+    /// Makes the request by `start` if there is none yet, and then tests the request by `test`. Returns `None` if
+    /// there is no request or no result yet.
     pub(crate) fn poll<T>(
         &mut self,
         start: impl FnOnce(&mut C) -> Result<Option<Request>, Error>,

@@ -21,8 +21,9 @@ pub struct Choice {
 }
 
 impl Choice {
-    /// Chooses by `INVAR_TRANSPORT`. Without it NICs that the program [provides](crate::provide) go first,
-    /// then RDMA devices, TCP, and the software NIC.
+    /// Chooses the devices of the transport that `INVAR_TRANSPORT` names. By default the choice is the first
+    /// of these that the host has: NICs that the program [provides](crate::provide), RDMA devices, TCP, and
+    /// the software NIC.
     ///
     /// Devices in software must be on an interface that `NCCL_SOCKET_IFNAME` and `NCCL_SOCKET_FAMILY`
     /// allow. Loopback is the last resort.

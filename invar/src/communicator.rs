@@ -58,9 +58,9 @@
 //!
 //! # Who moves an operation
 //!
-//! The thread of a blocking call moves it. A thread of the communicator moves the `start_*` operations.
-//! [`Communicator::post`] starts operations on raw memory. Its caller names their [`Mover`]: the thread of
-//! the communicator, or the caller, who tests them or waits.
+//! A blocking call moves its operation on the calling thread. The communicator's own thread moves the
+//! `start_*` operations. [`Communicator::post`] starts operations on raw memory, and its caller names their
+//! [`Mover`]. The mover is the communicator's thread, or the caller, who tests the operations or waits for them.
 //!
 //! # Without threads
 //!
@@ -132,6 +132,12 @@ mod tags {
 /// Calls may come from any thread. Each rank runs its calls in the order in which they come. When a
 /// communicator is dropped, it tells the other ranks that this rank is done. The others should be done
 /// too (`ncclCommDestroy`).
+///
+/// # Errors of operations
+///
+/// An operation checks the lengths of its input and output before it starts. If it refuses them, the
+/// communicator still works, but the other ranks wait for this rank. An error after the start ends the
+/// communicator on all ranks: see [Failure](self#failure).
 pub struct Communicator {
     core: Arc<Core>,
     /// The process that has joined. A child of fork has a copy of the value, and none of its threads.
@@ -271,7 +277,8 @@ impl Communicator {
         self.call(self.shape(Operation::AllReduce, Some(op)).in_place(data.into())?)
     }
 
-    /// Gives the inputs of all ranks, one behind the other, to each rank.
+    /// Gives the inputs of all ranks, one behind the other, to each rank. All inputs have the same length.
+    /// `output` has this length times the number of ranks.
     pub fn all_gather<T: Element>(&self, input: &[T], output: &mut [T]) -> Result<(), Error> {
         self.call(self.shape(Operation::AllGather, None).apart(input.into(), output.into())?)
     }
@@ -282,7 +289,8 @@ impl Communicator {
         self.call(self.shape(Operation::AllGather, None).in_place(data.into())?)
     }
 
-    /// Reduces the inputs of all ranks and gives each rank its block of the result.
+    /// Reduces the inputs of all ranks and gives each rank its block of the result. `input` has the length of
+    /// `output` times the number of ranks.
     pub fn reduce_scatter<T: Element>(
         &self,
         input: &[T],
@@ -383,7 +391,7 @@ impl Communicator {
 impl Drop for Communicator {
     fn drop(&mut self) {
         if self.process != std::process::id() {
-            // The connections of a copy are those of the parent, which goes on.
+            // This is a child of fork. The connections belong to the parent, so they must stay open.
             std::mem::forget((Arc::clone(&self.core), Arc::clone(&self.dump)));
             return std::mem::forget((self._on_signal.take(), self._meeting.take()));
         }

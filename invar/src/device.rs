@@ -150,7 +150,8 @@ impl Device {
         }
     }
 
-    /// Opens a device of a list, at an address and port where peers with these settings find it.
+    /// Opens a device that [`Device::list`] or [`Device::find`] describes, at an address and port where peers
+    /// with these settings find the device.
     ///
     /// # Errors
     /// The device is gone, its driver refuses, or no port of [`Settings::udp_ports`] is free.
@@ -296,7 +297,7 @@ impl Device {
     }
 }
 
-/// A handle of a device that others keep open.
+/// A handle that does not keep its device open; [`Device::downgrade`] makes it.
 #[derive(Clone, Default)]
 pub struct WeakDevice(Weak<Inner>);
 
@@ -372,7 +373,7 @@ fn describe(device: &HostDevice, sysfs: &Path) -> Option<DeviceInfo> {
     })
 }
 
-/// A link-local address is one only together with its interface.
+/// Adds the interface's index to a link-local IPv6 address, because such an address is valid on one link only.
 fn scoped(info: &DeviceInfo, addr: SocketAddr) -> Result<SocketAddr, Error> {
     match addr.ip() {
         IpAddr::V6(v6) if v6.is_unicast_link_local() => {
@@ -392,7 +393,7 @@ fn capturing(error: std::io::Error) -> Error {
     Error::io("capturing packets", error)
 }
 
-/// No device has this name, or address.
+/// Returns the error for a name or an address that no device has. The error lists the devices of `survey`.
 pub(crate) fn no_device(name: &str, survey: &Survey) -> Error {
     let one = |info: &DeviceInfo| format!("{} ({} on {})", info.name, info.address, info.netdev);
     let mut there_is = match survey.devices.as_slice() {

@@ -92,7 +92,7 @@ pub(crate) enum Kind {
     /// The rank did not do its part in time.
     #[error("rank {rank}: {text}")]
     SilentRank { rank: u32, text: String },
-    /// The ranks do not do the same.
+    /// The ranks make different calls.
     #[error("rank {rank}: {text}")]
     Mismatch { rank: u32, text: String },
     #[error(transparent)]
@@ -179,7 +179,7 @@ impl Error {
         }
     }
 
-    /// Whether this end has found that the other does something else.
+    /// Whether this end has found that the other end makes a different call, such as one of another length.
     pub(crate) fn is_mismatch(&self) -> bool {
         matches!(self.connection(), Some(CoreError::SizeMismatch { .. }))
             || matches!(&self.0.cause, Kind::Mismatch { .. })
@@ -197,7 +197,7 @@ impl Error {
         Error(Box::new(Inner { cause, about }))
     }
 
-    /// Adds what was known before the error of a wait.
+    /// Adds the verdict on the stall that preceded this error.
     #[cold]
     pub(crate) fn after(mut self, verdict: &str) -> Self {
         if let Kind::Connection { text, .. }

@@ -12,7 +12,8 @@ use crate::{Device, DeviceInfo, DeviceKind, Error, Settings};
 /// visible to the GPU. Its display includes the reasons.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GpuPath {
-    /// The way (`NCCL_NET_GDR_LEVEL`, `NCCL_DMABUF_ENABLE`).
+    /// Whether the device accesses the GPU's memory directly, and how (`NCCL_NET_GDR_LEVEL`,
+    /// `NCCL_DMABUF_ENABLE`). Otherwise messages pass through host memory.
     pub decision: gdr::Decision,
     /// The flush of [`RecvComm::iflush`](crate::RecvComm::iflush) (`NCCL_GDR_FLUSH_DISABLE`,
     /// `NCCL_NET_FORCE_FLUSH`).

@@ -7,8 +7,8 @@
 //!
 //! Methods named `send`, `recv`, `wait`, `wait_within` and `accept_within` block. So do
 //! [`net::wait_for_links`], [`Launch::meet`], [`Communicator::join`], [`Communicator::from_env`], and the
-//! operations of a [`Communicator`], except those named `start`. Each has a deadline. All others return at
-//! once. A call that blocks spins for `INVAR_SPIN_US` and then sleeps.
+//! operations of a [`Communicator`], except those named `start`. Each of these calls has a deadline. All other
+//! calls return at once. A call that blocks spins for `INVAR_SPIN_US` and then sleeps.
 //!
 //! ```
 //! use std::time::Duration;
@@ -82,7 +82,7 @@
 //! # Other NICs
 //!
 //! A NIC that Invar does not know implements [`nic::Nic`], the only trait between protocol and hardware.
-//! [`provide`] brings it to the process, where it is a device as all others.
+//! [`provide`] adds such a NIC to the process. The NIC is then a device like any other.
 //!
 //! # Examples
 //!

@@ -1,7 +1,7 @@
 //! Metrics for Prometheus (`INVAR_METRICS`): the numbers of all connections of a user's processes.
 //!
-//! The numbers come from the files of the flight recorder, so a process at a place serves for all processes
-//! of its user, and the data path does not know of it.
+//! The numbers come from the files of the flight recorder. So one process serves the metrics of all processes
+//! of its user, and the data path is not involved.
 
 mod encode;
 mod table;

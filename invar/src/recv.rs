@@ -99,8 +99,8 @@ impl RecvComm {
         if bufs.iter().any(|(region, ..)| region.staged().is_some()) {
             return self.irecv_staged(bufs);
         }
-        // The peer uses receives in the order in which they come: no other may stand between the parts of a
-        // staged one.
+        // The peer uses receives in the order in which this end posts them. So no other receive may be posted
+        // between the pieces of a staged receive.
         if self.staged.is_behind() || bufs.iter().any(|(.., tag)| self.staged.has(*tag)) {
             return Ok(None);
         }
@@ -271,9 +271,9 @@ impl RecvComm {
 
     /// Receives like [`RecvComm::recv`], on any executor and without a deadline.
     ///
-    /// If the future is dropped, its receive stays posted and takes the next message with `tag`, which is
-    /// lost then. A program that may stop to wait calls [`RecvComm::irecv`] and
-    /// [`RecvComm::wait_async`] instead: no message is lost.
+    /// If the future is dropped, its receive stays posted and takes the next message with `tag`. That message
+    /// is lost. A program that may give up the wait calls [`RecvComm::irecv`] and [`RecvComm::wait_async`]
+    /// instead, and loses no message.
     ///
     /// # Errors
     /// See [`RecvComm::irecv`] and [`RecvComm::test`].
@@ -296,7 +296,7 @@ impl RecvComm {
     /// keep its number or a duplicate.
     ///
     /// Returns `None` if the device has no descriptor that tells all this: an RDMA device without completion
-    /// channels, for example. Also look every half second, because a descriptor does not tell of a peer that has
+    /// channels, for example. Also test every half second, because a descriptor does not tell of a peer that has
     /// gone.
     pub fn arm(&mut self) -> Option<BorrowedFd<'_>> {
         self.arm_waiter();

@@ -27,15 +27,15 @@ pub(crate) enum Of {
     Staged(u64),
 }
 
-/// The regions of the requests of a comm, of one kind, that are under way: a NIC may be at work
-/// there, so they stay. `K` is how many a request may have.
+/// The regions of a comm's sends, receives or flushes that are under way. A NIC may access these regions,
+/// so the value keeps them. A request has at most `K` regions.
 pub(crate) struct UnderWay<const K: usize> {
     comm: u64,
     regions: Box<[[Option<MemoryRegion>; K]]>,
 }
 
 impl<const K: usize> UnderWay<K> {
-    /// For `count` requests under way: their indices differ modulo that.
+    /// Makes room for `count` requests under way. Their indices must differ modulo `count`.
     pub(crate) fn new(count: usize) -> Self {
         static COMMS: AtomicU64 = AtomicU64::new(0);
         let regions = (0..count).map(|_| [const { None }; K]).collect();

@@ -188,7 +188,7 @@ impl SendComm {
     /// keep its number or a duplicate.
     ///
     /// Returns `None` if the device has no descriptor that tells all this. An RDMA device has none, because no
-    /// completion tells of a receive that the peer posts. Also look every half second, because a descriptor does
+    /// completion tells of a receive that the peer posts. Also test every half second, because a descriptor does
     /// not tell of a peer that has gone.
     pub fn arm(&mut self) -> Option<BorrowedFd<'_>> {
         self.arm_waiter();

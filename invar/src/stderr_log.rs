@@ -11,9 +11,9 @@ use crate::{LogFilter, LogFormat, Settings, log_subsystem};
 /// The modules that say why nothing moves.
 const STALLS: [&str; 2] = ["invar_core::stall", "invar::communicator::board"];
 
-/// Writes the log of this process to stderr: the messages that `INVAR_LOG` or `NCCL_DEBUG` asks for. If neither is
-/// set, only those that say why nothing moves, since errors tell everything else. If the process has a logger
-/// already, this does nothing.
+/// Writes the log of this process to stderr: the messages that `INVAR_LOG` or `NCCL_DEBUG` asks for. If neither
+/// variable is set, the log has only the messages that say why nothing moves. Errors tell everything else.
+/// If the process has a logger already, the call does nothing.
 pub fn log_to_stderr(settings: &Settings) {
     let filter = settings.asks_for_log().then(|| settings.log_filter());
     let level = filter.as_ref().map_or(LevelFilter::Warn, LogFilter::level);

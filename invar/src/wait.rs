@@ -15,15 +15,16 @@ use crate::staged::Staged;
 
 /// Calls between two looks at the clock.
 const CALLS: u32 = 8;
-/// The first sleep of a wait is at most this long, and each further one twice as long.
+/// The first sleep of a wait is at most this long. Each further sleep is at most twice as long as the one before.
 ///
-/// Descriptors tell of data, and the peer's host tells of a peer that has gone. A connection over a NIC hears
-/// of that peer only through the keeper, as it does of a recovery, and the keeper wakes nobody.
+/// A descriptor wakes the waiter when data arrives. Over a NIC, only the keeper notices a recovery, or a peer that
+/// has gone. The keeper wakes no waiter, so the waiter must also wake by itself.
 const SLEEP_FIRST: Duration = Duration::from_millis(10);
-/// The longest sleep. The stall watch takes a program that has not called for a second for busy elsewhere.
+/// The longest sleep. It is below a second, because the stall watch assumes that a program that makes no call for
+/// a second is not waiting.
 const SLEEP_MAX: Duration = Duration::from_millis(500);
-/// The first and the longest sleep of a waiter whom no descriptor tells that it has something to do: a NIC
-/// tells nobody that a peer has written to this host's memory.
+/// The first and the longest sleep of a waiter that no descriptor wakes. For example, some NICs do not report that
+/// a peer has written to this host's memory.
 const BLIND: [Duration; 2] = [Duration::from_micros(20), Duration::from_millis(1)];
 
 /// How one end waits.

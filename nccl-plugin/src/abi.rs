@@ -32,7 +32,7 @@ impl Code {
     pub const SYSTEM_ERROR: Code = Code(2);
     /// `ncclInternalError`: NCCL or the plugin has a defect.
     pub const INTERNAL_ERROR: Code = Code(3);
-    /// `ncclInvalidArgument`.
+    /// `ncclInvalidArgument`: an argument of the call is invalid.
     pub const INVALID_ARGUMENT: Code = Code(4);
     /// `ncclInvalidUsage`: the settings are invalid, or the ranks disagree.
     pub const INVALID_USAGE: Code = Code(5);
@@ -40,7 +40,7 @@ impl Code {
     pub const REMOTE_ERROR: Code = Code(6);
 }
 
-/// `NCCL_NET_HANDLE_MAXSIZE`.
+/// `NCCL_NET_HANDLE_MAXSIZE`: the length of a handle in bytes.
 pub const HANDLE_BYTES: usize = 128;
 /// `NCCL_PTR_HOST`: host memory can be registered.
 pub const PTR_HOST: c_int = 1;
@@ -48,7 +48,7 @@ pub const PTR_HOST: c_int = 1;
 pub const PTR_CUDA: c_int = 2;
 /// `NCCL_PTR_DMABUF`: GPU memory can be registered as a DMA-BUF.
 pub const PTR_DMABUF: c_int = 4;
-/// `NCCL_NET_TRAFFIC_CLASS_UNDEF`.
+/// `NCCL_NET_TRAFFIC_CLASS_UNDEF`: the communicator sets no traffic class.
 pub const TRAFFIC_CLASS_UNDEF: c_int = -1;
 
 /// `ncclDebugLogger_t`: level, subsystems, file or function, line, format string and its arguments.

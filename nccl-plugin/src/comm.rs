@@ -92,7 +92,7 @@ pub(crate) trait NetEnd: EitherEnd {
         wrong_end("irecv")
     }
 
-    /// Posts such a receive whose sizes are `size_t`.
+    /// Posts a receive of any number of buffers except one. Its sizes are `size_t`, as since v9 of the interface.
     unsafe extern "C" fn irecv(
         &self,
         _n: c_int,

@@ -289,9 +289,9 @@ impl Host {
         })
     }
 
-    /// Joins the devices of these numbers, and counts the device that they make in `shown`. Returns its
-    /// number; the same devices make the same device. A single device that could be joined gets a second
-    /// number, since some versions of NCCL make each of their devices so.
+    /// Joins the devices of these numbers, and counts the joined device in `shown`. Returns the joined device's
+    /// number. A later call with the same devices returns the same number. A single device that could be joined gets
+    /// a second number, since some versions of NCCL call `makeVDevice` for each single device.
     pub(crate) fn join(&self, numbers: &[c_int], shown: &AtomicUsize) -> Result<c_int, Failed> {
         let find = |number: &c_int| {
             let own = usize::try_from(*number).ok().and_then(|number| self.devices.get(number));

@@ -44,7 +44,7 @@ impl Log for ToNccl {
         let logger = unsafe { std::mem::transmute::<*mut (), Logger>(logger) };
         let (level, subsystems) = match record.level() {
             Level::Error | Level::Warn => (log_level::WARN, subsystem::ALL),
-            // As NCCL's own networks do: without NCCL_DEBUG_SUBSYS users see INIT.
+            // NCCL's own networks add INIT too, because NCCL shows INIT if NCCL_DEBUG_SUBSYS is not set.
             Level::Info => (log_level::INFO, subsystem::INIT | subsystem_of(record.target())),
             Level::Debug | Level::Trace => (log_level::TRACE, subsystem_of(record.target())),
         };

@@ -128,7 +128,7 @@ unsafe fn start_posted(marked: *mut c_void, messages: Vec<ProfiledMessage>, comm
             }
             _ => None,
         };
-        // Whoever does not take the first event takes none.
+        // If the profiler does not take the first event of a message, it takes none of them.
         started.extend(carriers.iter().map_while(start));
     }
     let is_any = !started.is_empty();

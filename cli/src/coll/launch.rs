@@ -83,7 +83,7 @@ pub(super) fn one(
     if addr.port() == 0 {
         return Err(Failure::usage(format_args!("--root {addr}: no rank can be told of port 0")));
     }
-    // Who started the ranks has the hub.
+    // If another process started the ranks, that process has the hub.
     let _hub = match rank == 0 && !started {
         true => Some(hub(addr, nranks, &secret, settings)?),
         false => None,

@@ -261,7 +261,8 @@ impl Bench<'_> {
         self.count_wrong(target)
     }
 
-    /// Does the same in place. At a rank that is not the root a reduce leaves its input.
+    /// Runs the operation once more, in place. Returns how many elements are wrong on all ranks. A reduce must not
+    /// change the data of a rank that is not the root.
     fn wrong_in_place<T: Sample>(
         &self,
         source: &[T],

@@ -54,7 +54,8 @@ impl About {
         }
     }
 
-    /// The peer may be anybody, and these words go to a terminal.
+    /// Returns this value with only known settings and without control characters. The peer may be anybody, and
+    /// its words go to a terminal.
     pub(super) fn made_harmless(self) -> Self {
         let settings = self.settings.into_iter();
         let settings = settings.filter(|(name, _)| SHARED.contains(&name.as_str()));

@@ -28,7 +28,7 @@ use ends::Slice;
 pub(super) use ends::{Load, Role, run as run_end};
 use hosts::{Hosts, LINKS};
 
-/// How long the links go down and up without another wish.
+/// How long the links go down and up, if `-D` does not set the time.
 const DURATION: Duration = Duration::from_secs(20);
 /// How long a link stays up and down, in milliseconds.
 const UP_MS: Range<u64> = 700..2500;

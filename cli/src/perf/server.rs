@@ -194,7 +194,7 @@ impl Client {
             }
             Ok(())
         });
-        // What answers in a third place is nothing that this server tells its clients.
+        // If `place` is not the client's own address, the client must not learn what answers there.
         let mut link = link.map_err(|failure| {
             if place.ip().to_canonical() == caller.ip().to_canonical() {
                 return failure;
@@ -429,7 +429,7 @@ fn turn_away(mut control: Control, failure: &Failure) -> Failure {
     Failure::new(if text.starts_with(&peer) { text } else { format!("{peer}: {text}") })
 }
 
-/// Any address of this host, IPv4 and IPv6, also on a host that has IPv4 only.
+/// Listens at `addr`. If `addr` is `[::]` and the host has IPv4 only, listens at all IPv4 addresses.
 fn bind(addr: SocketAddr, settings: &Settings) -> Result<AuthListener, Failure> {
     let is_any_v6 = addr.is_ipv6() && addr.ip().is_unspecified();
     let proof = Proof::Secret(Secret::PUBLIC, Service::Perf);

@@ -1,7 +1,7 @@
 //! Puts the clocks of several processes on one time line.
 //!
-//! Both ends of a connection know its number, and the end that called knows the clock of the other. The
-//! hosts' own clocks hold as long as they agree with that.
+//! Both ends of a connection know its number. The end that called has compared its clock with that of the other
+//! end. If the hosts' own clocks agree within the error of this comparison, they need no correction.
 
 use invar_linux::recorder::Recorded;
 

@@ -1,4 +1,5 @@
-//! How a rank waits for another rank: it spins, and then sleeps. Who only asks does not pause.
+//! How a rank waits for another rank: it spins, and then sleeps. A caller that only tests an operation does
+//! not pause.
 
 use std::time::{Duration, Instant};
 

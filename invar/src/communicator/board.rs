@@ -1,4 +1,4 @@
-//! What a rank is at, for whoever asks why ranks do not go on.
+//! The current operation and wait of a rank. They show why ranks do not go on.
 //!
 //! The rank's thread notes operations and waits by plain stores. The thread that watches the rendezvous
 //! reads them about ten times a second, and measures how long they do not change. It also writes the operations
@@ -239,7 +239,7 @@ impl Board {
         self.recording.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns why the ranks do not go on, if that was told just now.
+    /// Returns the last verdict on why the ranks do not go on, if it is younger than [`VERDICT_LASTS`].
     pub(super) fn told(&self) -> Option<String> {
         let watched = self.watched();
         let (verdict, at) = watched.told.as_ref()?;

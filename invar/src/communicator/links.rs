@@ -46,7 +46,8 @@ const NAP: Duration = Duration::from_micros(100);
 /// The alarm that wakes a sleeping rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Alarm {
-    /// Nothing: the rank waits for memory and a network at once, or for a network that tells nobody.
+    /// Nothing wakes the rank. It waits for shared memory and a network at once, or for a network without
+    /// descriptors.
     None,
     Bell,
     Descriptors,

@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use invar_core::recorder::{OPERATIONS, RankWait};
 use invar_core::rendezvous::NOBODY;
 
-/// Number of operations in memory. The ones beyond those that are read give the reader time.
+/// Number of operations in memory. It exceeds [`OPERATIONS`], the number that a reader reads, so that the writer
+/// does not soon overwrite an operation that is being read.
 const SLOTS: u64 = 64;
 
 const _: () = assert!(SLOTS > OPERATIONS as u64 && SLOTS.is_power_of_two());
@@ -72,7 +73,7 @@ impl Operations {
     pub(super) fn begin(&self, operation: [u64; 2], number: u64, now_ns: u64) {
         let begun = self.begun.load(Ordering::Relaxed);
         let slot = self.slot(begun);
-        // Who reads a new word of the slot must also see that the slot is an old one.
+        // A reader that sees a new word of the slot must also see the `begun` by which it rejects the slot.
         fence(Ordering::Release);
         for (word, value) in slot.operation.iter().zip(operation) {
             word.store(value, Ordering::Relaxed);

@@ -133,8 +133,8 @@ impl Communicator {
     ///
     /// # Safety
     ///
-    /// The caller makes the promises of [`Engine::advance`] until the operation is done. `memory` may be
-    /// what keeps them.
+    /// The caller makes the promises of [`Engine::advance`] until the operation is done. The queue keeps
+    /// `memory` until then, so `memory` may own the input and the output.
     pub(super) unsafe fn enqueue(
         &self,
         calls: Vec<Call>,
@@ -184,7 +184,8 @@ impl Workplace {
         Workplace { engine, running: None, wakers: Vec::new() }
     }
 
-    /// Whether tasks are to be woken. Then give the lock up: they may be what other operations wait for.
+    /// Whether tasks are to be woken. If so, the caller gives up the lock, because other operations may wait
+    /// for these tasks.
     #[inline]
     pub(super) fn has_news(&self) -> bool {
         !self.wakers.is_empty()
@@ -403,7 +404,8 @@ impl Worker {
         thread.map(Worker).map_err(|error| Error::io("starting a thread", error))
     }
 
-    /// Waits until the thread has ended, unless this thread is it. Returns whether it is.
+    /// Waits until the worker's thread has ended. If the caller runs on the worker's thread, returns true without
+    /// waiting.
     pub(super) fn join(self) -> bool {
         self.0.is_current()
     }

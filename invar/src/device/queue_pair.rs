@@ -9,8 +9,9 @@ use crate::error::Kind;
 use crate::raw::{QueuePair, Session};
 use crate::{DeviceKind, Error, Settings};
 
-/// Creates a queue pair with `bytes` of memory, towards the peer at the address `peer`. One end is the
-/// connector, the other the acceptor. Both have proved themselves in the session.
+/// Creates a queue pair with `bytes` bytes of memory, towards the peer at the address `peer`. `us` says
+/// whether this end is the connector or the acceptor, and has the session in which both ends proved
+/// themselves.
 ///
 /// # Errors
 /// The device has no queue pairs or several rails, a setting is out of its range, or the device refuses.

@@ -17,7 +17,7 @@ use crate::raw::{Adapter, NicKind, adapt};
 use crate::settings::RdmaRules;
 use crate::{Error, Settings};
 
-/// The ports that the user takes.
+/// Lists the RDMA ports that the settings allow.
 pub(super) fn survey(settings: &Settings) -> Result<Survey, Error> {
     let rules = &settings.rdma;
     if rules.disabled {
@@ -45,7 +45,7 @@ pub(super) fn survey(settings: &Settings) -> Result<Survey, Error> {
     })
 }
 
-/// Fails if a setting of the user leaves no usable port. Otherwise the host may have none.
+/// Fails if a setting is the reason why there is no usable port. A host without ports is no error.
 fn refuse_without(listed: &Listing, hca: NameFilter<'_>, rules: &RdmaRules) -> Result<(), Error> {
     let mut by_setting = listed.omitted.iter().filter(|omission| omission.by_setting);
     if let Some(omission) = by_setting.next() {
@@ -78,7 +78,7 @@ pub(super) fn open(info: &DeviceInfo, settings: &Settings) -> Result<Arc<dyn Ada
     Ok(adapt(nic, pd, NicKind::VERBS))
 }
 
-/// `None` on a host without any address, which nobody can connect to.
+/// Describes a port. Returns `None` if the host has no address, because then no peer can connect.
 fn describe(port: &PortInfo, interfaces: &[Interface]) -> Option<DeviceInfo> {
     let holder = |ip: IpAddr| interfaces.iter().find(|i| i.addresses.iter().any(|a| a.ip == ip));
     let own = port.address().and_then(|ip| Some((ip, holder(ip)?)));

@@ -30,7 +30,7 @@ pub(super) fn meet(launch: &Launch, settings: &Settings) -> Result<Meeting, Erro
         MeetingPoint::Pmi { descriptor } => over_pmi(launch, *descriptor, settings),
         MeetingPoint::Host { hosts, job, is_secret } => {
             let port = port_of(job, settings.tcp_ports());
-            // A program may have set another one than the environment has.
+            // The secret of the program's settings goes before that of the environment.
             let word =
                 settings.secret_of_ranks().map(str::to_owned).or_else(|| launch.word.clone());
             let is_public = word.is_none() && !is_secret;
@@ -96,7 +96,8 @@ fn address(launch: &Launch, hosts: &[String], settings: &Settings) -> Result<IpA
     let found = addresses(hosts, settings.connect_within())
         .map_err(|error| Error::io(format_args!("rank 0's host{hint}"), error))?;
     let holds = |ip: IpAddr| interfaces.iter().any(|on| on.holds(ip));
-    // Other hosts may have some of the addresses too, as of a bridge of containers.
+    // One address of rank 0's host may also exist on this host, such as that of a container bridge. So this host
+    // is rank 0's host only if it has all the addresses.
     let is_here = launch.rank == 0 || found.iter().all(|(_, ip)| ip.is_loopback() || holds(*ip));
     let ours = found.iter().find(|(_, ip)| is_here && holds(*ip));
     if let Some((host, ip)) = ours {

@@ -61,8 +61,8 @@ pub trait End: Send {
         Care::None
     }
 
-    /// Returns the descriptor that is readable when the peer has something to say, if a keeper may look less
-    /// often: nothing is under way. A call of the program ends the rest too.
+    /// If nothing is under way, returns the descriptor that is readable when the peer has something to say. The
+    /// end then rests: a keeper looks less often until the descriptor is readable or the program makes a call.
     fn rest(&self) -> Option<BorrowedFd<'_>> {
         None
     }

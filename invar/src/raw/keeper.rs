@@ -119,7 +119,7 @@ impl Watched {
         is_urgent
     }
 
-    /// Whether the end needs a look now, as one of all ends.
+    /// Whether the end needs a look when the keeper looks at all ends. An end that still rests needs none.
     fn is_due(&self, now: Instant) -> bool {
         self.rests_until().is_none_or(|until| until <= now) || self.end.is_called()
     }
@@ -297,8 +297,8 @@ impl Ends {
         self.poller.iter().for_each(Poller::call);
     }
 
-    /// The thread: looks after all ends at intervals, after those that rest less often, and after those that
-    /// recover more often.
+    /// Runs the keeper's thread, which looks at each end from time to time. It looks less often at ends that
+    /// rest, and more often at ends that recover.
     fn run(&self, poller: &Poller) {
         let mut urgent: Vec<Arc<Watched>> = Vec::new();
         let mut next_full = Instant::now();

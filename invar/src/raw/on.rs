@@ -57,8 +57,8 @@ pub(super) trait Tended {
         false
     }
 
-    /// Returns a descriptor of the comm that has news when the comm needs a look, if that may come `rest_ns`
-    /// late otherwise.
+    /// If nothing is under way, returns the descriptor that is readable when the comm needs a look. The next look
+    /// may then come `rest_ns` late, unless the descriptor is readable or the program makes a call.
     fn rest(&self, rest_ns: u64) -> Option<RawFd>;
 
     /// Whether the program's next call is to be noted.

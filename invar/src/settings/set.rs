@@ -25,7 +25,7 @@ pub enum RoceVersion {
     V2,
 }
 
-/// Sets which user memory has PCIe relaxed ordering.
+/// The memory of the program that the device accesses with PCIe relaxed ordering.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RelaxedOrdering {
     /// No memory has relaxed ordering.
@@ -375,8 +375,8 @@ impl Settings {
     }
 
     /// Sets whether the program sleeps while it waits, which is the default. A program that only polls sets
-    /// `false`. Then a connection over an RDMA device takes one descriptor less, and calls that wait look now
-    /// and then.
+    /// `false`. A connection over an RDMA device then needs one file descriptor less. Calls that wait then
+    /// poll from time to time, because no descriptor wakes them.
     #[must_use]
     pub fn sleeps(mut self, on: bool) -> Self {
         self.sleeps = on;
@@ -410,8 +410,8 @@ impl Settings {
         self
     }
 
-    /// Says that the program judges its own waits, so that connections report only what the network and
-    /// the peer's process do not do.
+    /// Says that the program judges its own waits, as the ranks of a communicator do. Connections then
+    /// report only stalls for which neither end's program is at fault.
     pub(crate) fn judging_waits(mut self) -> Self {
         self.conn.stall.is_judged_above = true;
         self

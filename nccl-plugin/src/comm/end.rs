@@ -1,4 +1,5 @@
-//! An end of a connection as its comm keeps it: what both directions have alike, above all NCCL's `test`.
+//! An end of a connection as its comm keeps it, with the calls that are alike in both directions. The main one
+//! is NCCL's `test`.
 
 use std::ffi::{c_int, c_void};
 use std::marker::PhantomData;
@@ -23,7 +24,7 @@ pub(super) struct CommEnd<E, D> {
     direction: PhantomData<fn() -> D>,
 }
 
-/// What a comm does with an end of either direction.
+/// The functions of an end that both directions share.
 pub(crate) trait EitherEnd {
     /// Returns what carries a pending request, or `None` if that is not known yet.
     ///
@@ -38,7 +39,7 @@ pub(crate) trait EitherEnd {
     unsafe fn close(&self);
 }
 
-/// What a direction does in `test` where the fast path ends.
+/// The part of `test` after the fast path, which differs between the directions.
 pub(super) trait Tested: Sized {
     /// Answers for a request that is not done as a single message.
     extern "C" fn test_rest(entered: Entered<'_, Self>) -> Code;

@@ -12,7 +12,7 @@ use crate::tcp::OobStream;
 impl SendComm {
     /// Makes the receiving end for messages in the other direction over the same sockets. Each socket is
     /// a stream in both directions, and this end uses only one. Call this at most once, and the peer
-    /// must do the same before it sends. An acknowledgement then travels with the next message back
+    /// must do the same before it sends. An acknowledge then travels with the next message back
     /// instead of in its own packet.
     ///
     /// The sockets close when both ends are dropped. Unread bytes then reset them, so both sides must

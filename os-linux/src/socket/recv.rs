@@ -20,7 +20,7 @@ use crate::interest::Interest;
 use crate::tcp::OobStream;
 use inbox::Inbox;
 
-/// The most views of a sender that one look takes. A sender that works sends one.
+/// The most view frames that one look reads. A correct sender sends one.
 const VIEWS_AT_ONCE: usize = 4;
 
 /// The receiving end of a connection. Dropping it closes the connection.

@@ -65,12 +65,12 @@ pub struct SoftConfig {
     pub waits_for_receives: bool,
     /// A simulated bad network.
     pub impairment: Option<ImpairmentConfig>,
-    /// Queue pair numbers tell the port of this NIC ([`shared_ports`]), and all peers are Invar's. The port
-    /// must then be one of these.
+    /// Whether queue pair numbers tell the UDP port of this NIC. Then the port must be one of [`shared_ports`],
+    /// and all peers must be software NICs of Invar.
     pub numbers_tell_port: bool,
-    /// The application may poll for a while, and then spin on memory until a peer writes there. The NIC then
-    /// takes over within microseconds. Without such an application, that only takes processor time from
-    /// applications that poll.
+    /// Whether the application may stop polling, and spin on memory until a peer writes there. The NIC's thread
+    /// then takes over within microseconds. Leave this off for other applications, because it takes processor
+    /// time from those that poll.
     pub spins_on_memory: bool,
 }
 

@@ -18,7 +18,7 @@ const PORT_BITS: u32 = 10;
 const QPN_BITS: u32 = 24 - PORT_BITS;
 const _: () = assert!(FIRST_PORT > *SOURCE_PORTS.end());
 
-/// All UDP ports that these NICs may take.
+/// All UDP ports that a queue pair number can tell.
 pub fn ports() -> PortRange {
     PortRange::parse(&format!("{FIRST_PORT}-{}", FIRST_PORT + PORTS - 1)).expect("a range")
 }
@@ -28,7 +28,7 @@ pub fn port(qpn: u32) -> u16 {
     FIRST_PORT + (qpn >> QPN_BITS & u32::from(PORTS - 1)) as u16
 }
 
-/// The queue pairs of a port, or `None` for a port that is not one of these.
+/// Returns the queue pair numbers that tell `port`, or `None` if no number tells this port.
 pub fn qpns(port: u16) -> Option<QpnRange> {
     let number = port.checked_sub(FIRST_PORT).filter(|number| *number < PORTS)?;
     Some(QpnRange { first: u32::from(number) << QPN_BITS, bits: QPN_BITS })

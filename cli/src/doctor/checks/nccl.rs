@@ -139,7 +139,7 @@ fn plugin(host: &Host, folders: &[PathBuf], report: &mut Report) {
     }
 }
 
-/// Without `NCCL_NET_PLUGIN`.
+/// Reports the plugin that NCCL loads if `NCCL_NET_PLUGIN` is not set.
 fn unnamed(ours: &[PathBuf], others: &[PathBuf], net: Option<&str>, report: &mut Report) {
     let wants_us = is_ours(net);
     match (others.first(), ours.first()) {

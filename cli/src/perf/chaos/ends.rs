@@ -173,7 +173,7 @@ fn receive(
                     posted += 1;
                 }
                 Ok(None) => {}
-                // The sender closes after its last message, which is one of those under way.
+                // If the sender has closed, its last message is one of those under way.
                 Err(error) => end = Some(error),
             }
         }

@@ -37,8 +37,8 @@ impl Settings {
         self.with("NCCL_CHUNK_SIZE", bytes)
     }
 
-    /// Sets the time that a rank in a collective waits for another rank that does not do its part
-    /// (`INVAR_COLL_TIMEOUT_MS`).
+    /// Sets the time that a rank in a collective waits for another rank that does not do its part, in whole
+    /// milliseconds (`INVAR_COLL_TIMEOUT_MS`).
     #[must_use]
     pub fn collective_timeout(self, timeout: Duration) -> Self {
         self.with("INVAR_COLL_TIMEOUT_MS", milliseconds(timeout))

@@ -72,9 +72,9 @@ impl CompletionQueue {
         raises
     }
 
-    /// Lets the next completion raise an event, or what else is awaited. A queue that waits for more keeps
-    /// doing so. Returns whether a completion that nobody has taken yet raises the event at once: NICs in
-    /// hardware do so, and UCX sleeps without a last look at the queue.
+    /// Arms the queue: the next of the `awaited` events is raised. If the queue already waits for more kinds
+    /// of events, it keeps waiting for all of them. Returns whether a completion that nobody has taken yet raises
+    /// the event at once. NICs in hardware do so, and UCX sleeps without a last look at the queue.
     pub(super) fn arm(&mut self, awaited: Awaited) -> bool {
         self.armed = self.armed.max(match awaited {
             Awaited::Solicited => Armed::Solicited,

@@ -37,7 +37,7 @@ pub(super) struct DatagramPaths {
     locals: Vec<LocalAddress>,
     /// The path to the receiver of the last datagram.
     last: Option<(AddressVector, Path)>,
-    /// What the peers agree on.
+    /// The options that all peers of datagrams have.
     options: QpOptions,
     /// The address at which the last datagram came, and the sender's.
     incoming: (usize, Incoming),

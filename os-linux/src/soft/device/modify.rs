@@ -71,7 +71,7 @@ impl Device {
         })
     }
 
-    /// Sets the Q_Key of a queue pair: it drops datagrams with another one.
+    /// Sets the Q_Key of a queue pair. The queue pair drops datagrams that have another Q_Key.
     ///
     /// # Errors
     /// `EINVAL`: the queue pair does not exist.

@@ -33,7 +33,7 @@ pub(super) struct Posted {
     pub(super) qpn: u32,
     /// The shared receive queue.
     pub(super) srq: Option<u32>,
-    /// The queue pair has told that it takes no more receives from the shared queue.
+    /// Whether the queue pair has raised [`AsyncEvent::LastWqeReached`].
     pub(super) told_last: bool,
 }
 

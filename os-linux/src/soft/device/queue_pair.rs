@@ -61,7 +61,7 @@ pub(super) struct QueuePair {
     pub(super) datagrams: Option<Box<DatagramPaths>>,
     qp_type: QpType,
     rate_mbps_max: Option<NonZeroU32>,
-    /// Tell once the queue pair, which is in state SQD, is drained.
+    /// Whether to raise [`AsyncEvent::SqDrained`] once the send queue, in state SQD, is drained.
     pub(super) awaits_drain: bool,
     /// Whether the device's list of queue pairs with pending packets contains this one.
     pub(super) listed: bool,

@@ -112,9 +112,9 @@ impl SoftNic {
         self.port().lock().device.resize_cq(cq.number, depth)
     }
 
-    /// Lets the next completion raise an event, or the next solicited one or error. One that nobody has
-    /// taken yet raises it at once. The NIC's thread drives the NIC until then, because the application may
-    /// sleep.
+    /// Lets the next completion raise an event. With `solicited_only`, lets the next solicited completion or
+    /// error do so. A completion that nobody has taken yet raises the event at once. Until the event, the NIC's
+    /// thread drives the NIC, because the application may sleep.
     pub fn arm_cq(&self, cq: &Cq, solicited_only: bool) {
         self.await_event(cq, if solicited_only { Awaited::Solicited } else { Awaited::Completion });
     }
