@@ -614,7 +614,8 @@ static void check_stop(int stopped) {
     raise(SIGSTOP);
   }
   for (; shared->stopped == 0; sched_yield()) alarm_clock();
-  snprintf(named, sizeof named, "rank %d (pid %d ", stopped, shared->stopped);
+  // The verdict begins with the rank at fault. It has no pid if the rank was stopped before its first report.
+  snprintf(named, sizeof named, ": rank %d ", stopped);
   begin(&job, memory);
   int done = 0, has_named = rank == stopped;
   for (; !done; alarm_clock()) {
