@@ -45,7 +45,5 @@ pub mod shm;
 pub mod socket;
 pub mod soft;
 pub mod tcp;
-#[cfg(test)]
-mod test_wait;
 pub mod udp;
 mod unix;

@@ -19,4 +19,5 @@ pub mod unused;
 pub mod warnings;
 
 pub use conformance::nic_conformance;
-pub use invar_simulator::{duo, end, model, null, pattern, pipe, random, sim, wait};
+pub use invar_simulator::{duo, end, model, null, pattern, pipe, random, sim};
+pub use invar_test_wait as wait;

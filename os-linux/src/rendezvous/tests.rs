@@ -8,12 +8,12 @@ use invar_core::rendezvous::{
     COMMUNICATOR_ID_BYTES, RendezvousHeader, RendezvousKind, RendezvousMessage, Roster, Speaker,
     UniqueId, admit, join,
 };
+use invar_test_wait::until;
 
 use super::connection::Connection;
 use super::*;
 use crate::clock::now_ns;
 use crate::tcp::{AuthListener, Proof, SILENCE_MAX};
-use crate::test_wait::until;
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 const SECRET: Secret = Secret::new([5; 32]);
@@ -150,7 +150,7 @@ fn the_first_failure_reaches_every_rank_and_stays() {
         assert_eq!(bootstrap.check(), Err(failure.clone()));
         // Every rank waits until all have heard of the failure.
         if bootstrap.rank() == 0 {
-            until("all to leave", || (1..3).all(|rank| bootstrap.has_left(rank)).then_some(()));
+            until("all to leave", || (1..3).all(|rank| bootstrap.has_left(rank)));
         }
         failure
     });
@@ -163,7 +163,7 @@ fn the_first_failure_reaches_every_rank_and_stays() {
 fn who_leaves_has_not_failed() {
     ranks(2, |bootstrap| {
         if bootstrap.rank() == 0 {
-            until("rank 1 to leave", || bootstrap.has_left(1).then_some(()));
+            until("rank 1 to leave", || bootstrap.has_left(1));
             assert_eq!(bootstrap.check(), Ok(()));
         }
     });
@@ -256,7 +256,7 @@ fn a_hub_that_went_with_a_rank_that_had_left_is_missed_by_who_needs_it() {
         let one = meet(&id, (1, 2), TIMEOUT).unwrap();
         until("rank 1 to be alone", || {
             assert_eq!(one.check(), Ok(()));
-            one.is_alone().then_some(())
+            one.is_alone()
         });
         assert_eq!(one.check(), Ok(()));
         let error = one.recv(0, 7, TIMEOUT).unwrap_err().to_string();

@@ -1,6 +1,8 @@
-use super::*;
-use crate::test_wait::until;
 use std::os::fd::AsFd;
+
+use invar_test_wait::until;
+
+use super::*;
 
 fn listener(host: &str) -> OobListener {
     OobListener::bind(SocketAddr::new(host.parse().unwrap(), 0), PortRange::ANY).unwrap()
@@ -10,7 +12,7 @@ fn listener(host: &str) -> OobListener {
 fn pair(host: &str) -> (OobStream, OobStream) {
     let listener = listener(host);
     let mut caller = OobStream::connect(listener.local_addr().unwrap()).unwrap();
-    until("connecting", || caller.poll_connected().unwrap().then_some(()));
+    until("connecting", || caller.poll_connected().unwrap());
     let called = until("accepting", || listener.accept().unwrap());
     (caller, called)
 }
@@ -68,7 +70,7 @@ fn every_byte_of_a_long_message_arrives_in_order() {
         sent += caller.send(&message[sent..]).unwrap();
         let n = called.recv(&mut buf).unwrap();
         received.extend_from_slice(&buf[..n]);
-        (received.len() == message.len()).then_some(())
+        received.len() == message.len()
     });
     assert_eq!(received, message);
 }

@@ -5,9 +5,9 @@ use invar_core::nic::{
     Access, AddressVector, Gid, Memory, MemoryKeys, Mtu, Nic, PacketKeys, QpCap, QpOptions,
     QpTransition, RecvWr, RtrAttr, RtsAttr, SendFlags, SendOpcode, SendWr, Sge, Wc,
 };
+use invar_test_wait::until;
 
 use crate::duo::Buffer;
-use crate::wait::until;
 
 /// A queue pair with a completion queue and memory of its own.
 pub struct End<N: Nic> {

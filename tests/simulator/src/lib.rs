@@ -11,4 +11,3 @@ pub mod pattern;
 pub mod pipe;
 pub mod random;
 pub mod sim;
-pub mod wait;

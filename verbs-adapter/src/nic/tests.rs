@@ -1,9 +1,9 @@
 use std::sync::OnceLock;
-use std::time::{Duration, Instant};
 
 use invar_core::nic::{
     AddressVector, MemoryKeys, Mtu, Refusal, Refused, RtrAttr, RtsAttr, SendFlags, SendList, Sge,
 };
+use invar_test_wait::until;
 
 use super::*;
 use crate::fake::{
@@ -14,22 +14,7 @@ use crate::sys::*;
 
 mod channel;
 
-/// A timeout longer than any event takes.
-const TIMEOUT: Duration = Duration::from_secs(20);
-
 const CAP: QpCap = QpCap { max_send_wr: 8, max_recv_wr: 8, max_inline_data: 64 };
-
-/// Polls until there is an answer. The testkit's waits would bring a second copy of this crate.
-fn until<T>(mut poll: impl FnMut() -> Option<T>) -> T {
-    let start = Instant::now();
-    loop {
-        if let Some(answer) = poll() {
-            return answer;
-        }
-        assert!(start.elapsed() < TIMEOUT, "no event in {TIMEOUT:?}");
-        std::thread::yield_now();
-    }
-}
 
 /// Fields drop from the top: the objects that call the fake are gone before another test can take it.
 struct Rig {
@@ -60,7 +45,7 @@ impl Rig {
 
     /// Waits for the device's reported event of a queue pair, and returns it.
     fn report(&self, qp: &Qp) -> NicError {
-        until(|| self.nic.check(qp).err())
+        until("an event of the device", || self.nic.check(qp).err())
     }
 }
 
@@ -237,7 +222,9 @@ fn what_befalls_the_port_ends_nothing_and_is_told() {
     rig.fake.raise(port(2), IBV_EVENT_PORT_ERR);
     rig.fake.raise(port(1), IBV_EVENT_SM_CHANGE);
     rig.fake.raise(port(1), IBV_EVENT_PORT_ACTIVE);
-    let told = |is_it: fn(&PortNotices) -> bool| until(|| Some(rig.nic.notices()).filter(is_it));
+    let told = |is_it: fn(&PortNotices) -> bool| {
+        until("an event of the port", || Some(rig.nic.notices()).filter(is_it))
+    };
     let notices = told(|notices| notices.came_up.is_some());
     assert_eq!((notices.went_down, notices.changed_gids), (None, None));
     rig.fake.raise(port(1), IBV_EVENT_PORT_ERR);

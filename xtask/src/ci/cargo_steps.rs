@@ -11,10 +11,10 @@ const OUTSIDE: [&str; 2] = [FUZZ, "xtask/no-std-proof/Cargo.toml"];
 const FUZZ: &str = "fuzz/Cargo.toml";
 
 /// The crates that others use, each with no feature, with each feature alone, and with all of them. `default` names
-/// one of these sets. The two crates of the tests are left out, because the step `test` builds them without features
+/// one of these sets. The crates of the tests are left out, because the step `test` builds them without features
 /// and with all.
 const FEATURE_SETS: &str = "--workspace --ignore-private --exclude invar-testkit --exclude invar-simulator \
-                            --each-feature --exclude-features default";
+                            --exclude invar-test-wait --each-feature --exclude-features default";
 
 pub(super) fn fmt(shell: &Shell) -> Result<Outcome> {
     shell.run(shell.cargo("fmt --all --check"))?;
