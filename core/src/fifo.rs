@@ -164,6 +164,12 @@ impl<'a, W: Word> Row<'a, W> {
         w[2].store(nreqs_tag.to_le(), Ordering::Relaxed);
         w[3].store(value.idx.to_le(), Ordering::Release);
     }
+
+    /// Stores another `idx` in a slot of the receiver's shadow, for a planted bug.
+    pub(crate) fn store_idx(&self, slot: usize, idx: u64) {
+        let Some(w) = self.0.get(slot) else { return };
+        w[3].store(idx.to_le(), Ordering::Release);
+    }
 }
 
 /// A slot that has arrived. The peer may change its memory again, so read each word only once.

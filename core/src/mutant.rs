@@ -34,6 +34,10 @@ mutants! {
     ReportTooMany,
     /// The receiver reports an arrived row as missing.
     ReportTooFew,
+    /// The receiver reports the rows that had arrived when it last looked, before its queue pairs stopped.
+    ReportFromMemory,
+    /// Every attempt after the first has the number of the first.
+    ReuseAttempt,
     /// The sender sends the first missing row not again.
     ResendTooFew,
     /// The sender sends the missing rows again in the wrong order.
@@ -50,6 +54,8 @@ mutants! {
     RepostTooFew,
     /// The receiver does not write the first unused row of slots again.
     RewriteTooFew,
+    /// The receiver writes slots again with the `idx` of the previous turn of the ring.
+    RewriteOldIdx,
     /// The receiver waits for the completion of slots that it does not write again.
     AwaitOldSlots,
     /// A later attempt of the peer is ignored.

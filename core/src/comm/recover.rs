@@ -180,13 +180,18 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         if self.has_rails() {
             return self.renew_rails(rows, depth);
         }
-        let Self { verbs, route, reqs, recovery, ends, .. } = self;
+        let Self { verbs, route, reqs, recovery, ends, path, .. } = self;
         let attempt = recovery.attempt;
         verbs.renew(attempt)?;
         (ends.qpn, ends.gid) = (verbs.nic.qp_num(&verbs.qp), verbs.port.gid);
+        let rows = if !R::IS_SENDER && is_planted(Mutant::ReportFromMemory) {
+            path.done
+        } else {
+            route.rows_to_report(reqs, rows, depth)
+        };
         let report = Report {
             attempt,
-            rows: route.rows_to_report(reqs, rows, depth),
+            rows,
             preface: verbs.preface(depth as u16),
             info: verbs.info(verbs.port.active_mtu),
         };

@@ -242,7 +242,9 @@ impl Recovery {
 
     /// Takes the next number: that of the peer's attempt, if the peer is ahead.
     pub(super) fn count_attempt(&mut self, now_ns: u64) {
-        self.attempt = self.peer_attempt().max(self.attempt.saturating_add(1));
+        let is_reused = is_planted(Mutant::ReuseAttempt) && self.attempt > 0;
+        let next = self.attempt.saturating_add(u32::from(!is_reused));
+        self.attempt = self.peer_attempt().max(next);
         self.trouble.attempts = self.trouble.attempts.saturating_add(1);
         self.trouble.attempt_ns = now_ns;
     }

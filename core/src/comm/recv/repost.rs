@@ -9,8 +9,9 @@ use crate::comm::post::{only_qp, qps_of};
 use crate::comm::recover::Recovering;
 use crate::conn::Stream;
 use crate::error::Error;
+use crate::fifo::Row;
 use crate::mutant::{Mutant, is_planted};
-use crate::nic::{Nic, RecvWr};
+use crate::nic::{Memory, Nic, RecvWr};
 use crate::stall::PathRows;
 
 impl<N: Nic, S: Stream> RecvComm<N, S> {
@@ -97,6 +98,11 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         let Base { reqs, verbs, refusal, .. } = &mut self.base;
         let first = rows_sent + u64::from(is_planted(Mutant::RewriteTooFew));
         for row in first..posted {
+            if is_planted(Mutant::RewriteOldIdx)
+                && let Some(shadow) = Row::of(verbs.control.words(), (row % depth) as u8)
+            {
+                shadow.store_idx(0, (row + 1).saturating_sub(depth));
+            }
             let slots = &mut reqs.at((row % depth) as u32).value.slots;
             if verbs.rails.count > 1 {
                 if let Err(error) = post_row_of_rails(verbs, slots, (row % depth) as usize) {
