@@ -7,8 +7,8 @@
 //!
 //! Methods named `send`, `recv`, `wait`, `wait_within` and `accept_within` block. So do
 //! [`net::wait_for_links`], [`Launch::meet`], [`Communicator::join`], [`Communicator::from_env`], and the
-//! operations of a [`Communicator`], except those named `start`. Each of these calls has a deadline. All other
-//! calls return at once. A call that blocks spins for `INVAR_SPIN_US` and then sleeps.
+//! operations of a [`Communicator`], except those named `start`. Each of these calls has a deadline. No other
+//! call waits for a peer. A call that blocks spins for `INVAR_SPIN_US` and then sleeps.
 //!
 //! ```
 //! use std::time::Duration;

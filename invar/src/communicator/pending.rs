@@ -118,7 +118,7 @@ impl Communicator {
         };
         let buffers = Arc::new(Buffers { input, output });
         let kept = Arc::clone(&buffers) as _;
-        // SAFETY: `typed` and `in_place` have checked the lengths. The queue keeps the memory, and nobody
+        // SAFETY: `apart` and `in_place` have checked the lengths. The queue keeps the memory, and nobody
         // accesses it until the operation is done.
         let done = unsafe { self.enqueue(vec![call], Some(kept), Mover::Worker) }?;
         let posted = Posted { core: Arc::clone(&self.core), done };

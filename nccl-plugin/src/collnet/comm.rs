@@ -27,7 +27,7 @@ pub(super) struct CollComm {
     shared: Arc<Shared>,
     /// The requests that have not started, in order: all ranks start their collectives in one order.
     waiting: Mutex<VecDeque<Arc<CollRequest>>>,
-    /// The rank leaves with the last request.
+    /// Removes what NCCL did not end: its requests, then its registrations.
     _entries: CommEntries,
     /// The hub, on rank 0. The ranks tell each other there that they are done, so it ends last.
     _hub: Option<Hub>,
