@@ -58,6 +58,10 @@ impl<C: Requests> Waits for Call<'_, C> {
     fn arm_waiter(&mut self) {
         self.comm.arm_waiter();
     }
+
+    fn park(&mut self) {
+        self.comm.park();
+    }
 }
 
 impl<C: Requests> Drop for Call<'_, C> {

@@ -296,8 +296,7 @@ impl RecvComm {
     /// keep its number or a duplicate.
     ///
     /// Returns `None` if the device has no descriptor that tells all this: an RDMA device without completion
-    /// channels, for example. Also test every half second, because a descriptor does not tell of a peer that has
-    /// gone.
+    /// channels, for example. Also test every half second, because the descriptor does not tell of every failure.
     pub fn arm(&mut self) -> Option<BorrowedFd<'_>> {
         self.arm_waiter();
         self.waiter.descriptor()
@@ -321,6 +320,10 @@ impl Waits for RecvComm {
 
     fn arm_waiter(&mut self) {
         self.waiter.arm(&self.staged, |interest| self.end.arm(interest));
+    }
+
+    fn park(&mut self) {
+        self.end.park();
     }
 }
 

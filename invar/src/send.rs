@@ -188,8 +188,8 @@ impl SendComm {
     /// keep its number or a duplicate.
     ///
     /// Returns `None` if the device has no descriptor that tells all this. An RDMA device has none, because no
-    /// completion tells of a receive that the peer posts. Also test every half second, because a descriptor does
-    /// not tell of a peer that has gone.
+    /// completion tells of a receive that the peer posts. Also test every half second, because the
+    /// descriptor does not tell of every failure.
     pub fn arm(&mut self) -> Option<BorrowedFd<'_>> {
         self.arm_waiter();
         self.waiter.descriptor()
@@ -213,6 +213,10 @@ impl Waits for SendComm {
 
     fn arm_waiter(&mut self) {
         self.waiter.arm(&self.staged, |interest| self.end.arm(interest));
+    }
+
+    fn park(&mut self) {
+        self.end.park();
     }
 }
 

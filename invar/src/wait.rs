@@ -15,14 +15,14 @@ use crate::staged::Staged;
 
 /// Calls between two looks at the clock.
 const CALLS: u32 = 8;
-/// The first sleep of a wait is at most this long. Each further sleep is at most twice as long as the one before.
+/// The first sleep of a wait is at most this long. Each further sleep is at most four times as long as the one before.
 ///
 /// A descriptor wakes the waiter when data arrives. Over a NIC, only the keeper notices a recovery, or a peer that
 /// has gone. The keeper wakes no waiter, so the waiter must also wake by itself.
 const SLEEP_FIRST: Duration = Duration::from_millis(10);
-/// The longest sleep. It is below a second, because the stall watch assumes that a program that makes no call for
-/// a second is not waiting.
-const SLEEP_MAX: Duration = Duration::from_millis(500);
+/// The longest sleep. It is below the four seconds after which the stall watch assumes that a program that parked
+/// waits no more.
+const SLEEP_MAX: Duration = Duration::from_secs(2);
 /// The first and the longest sleep of a waiter that no descriptor wakes. For example, some NICs do not report that
 /// a peer has written to this host's memory.
 const BLIND: [Duration; 2] = [Duration::from_micros(20), Duration::from_millis(1)];
@@ -42,6 +42,9 @@ pub(crate) trait Waits {
 
     /// Arms what ends a wait.
     fn arm_waiter(&mut self);
+
+    /// Notes that the waiter sleeps now.
+    fn park(&mut self);
 }
 
 impl Waiter {
@@ -84,7 +87,7 @@ impl Sleeps {
             true => (&mut self.blind, BLIND[1]),
             false => (&mut self.informed, SLEEP_MAX),
         };
-        let next = (*sleep * 2).min(max);
+        let next = (*sleep * 4).min(max);
         std::mem::replace(sleep, next)
     }
 }
@@ -126,6 +129,7 @@ pub(crate) fn wait<E: Waits, T>(
         if left.is_zero() {
             return Err(Kind::TimedOut { what, within: timeout }.into());
         }
+        end.park();
         let interest = &mut end.waiter().interest;
         let sleep = sleeps.next(interest.is_blind());
         if interest.sleep(sleep.min(left)) {
@@ -218,6 +222,7 @@ pub(crate) async fn until<E: Waits, T>(
         if let Some(answer) = ask(end).transpose() {
             return Poll::Ready(answer);
         }
+        end.park();
         let Waiter { interest, alarm, .. } = end.waiter();
         alarm.set(interest, context);
         Poll::Pending

@@ -52,6 +52,17 @@ impl Interest {
         self.arm(fd.as_fd(), EventFlags::OUT);
     }
 
+    /// Arms the descriptor of a connection that may end. The connection may have taken the place of another one, and
+    /// its descriptor the number, so the kernel is told each time.
+    pub fn hang_up(&mut self, fd: impl AsFd) {
+        let (fd, flags) = (fd.as_fd(), EventFlags::RDHUP);
+        self.known
+            .iter_mut()
+            .filter(|known| known.fd == fd.as_raw_fd())
+            .for_each(|known| known.is_armed = false);
+        self.arm(fd, flags);
+    }
+
     /// Says that the waiter may have something to do without any descriptor's news.
     pub fn blind(&mut self) {
         self.is_blind = true;
@@ -189,6 +200,21 @@ mod tests {
         interest.begin();
         interest.readable(&theirs);
         assert!(!interest.sleep(SHORT));
+    }
+
+    #[test]
+    fn the_end_of_a_connection_ends_the_sleep_and_its_data_does_not() {
+        let mut interest = Interest::default();
+        for _ in 0..2 {
+            // The second pair has the numbers of the first.
+            let (ours, mut theirs) = UnixStream::pair().unwrap();
+            interest.begin();
+            interest.hang_up(&ours);
+            theirs.write_all(&[1]).unwrap();
+            assert!(!interest.sleep(SHORT));
+            drop(theirs);
+            assert!(interest.sleep(LONG));
+        }
     }
 
     #[test]

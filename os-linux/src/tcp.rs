@@ -29,6 +29,7 @@ use renewal::{Door, Renewal};
 
 pub use callers::{AUTH_WITHIN_NS, AuthListener, Proof, TurnedAway, WhyNot};
 pub use congestion::{Congestion, CongestionRefused};
+pub use renewal::attend_renewals;
 pub use silence::SILENCE_MAX;
 
 /// Length of the accept queue; the kernel limits it to `net.core.somaxconn`.

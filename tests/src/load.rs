@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use futures::channel::oneshot;
 use futures::executor::LocalPool;
 use futures::task::LocalSpawnExt;
 use invar::{Device, Listener, MemoryRegion, RecvComm};
@@ -47,11 +48,13 @@ pub fn idle_connections(transport: &str, time: Duration) -> Duration {
     }
     pool.run_until_stalled();
     let before = processor_time();
-    let timer = thread::spawn(move || thread::sleep(time));
-    while !timer.is_finished() {
-        thread::sleep(Duration::from_millis(10));
-        pool.run_until_stalled();
-    }
+    let (timer, end) = oneshot::channel::<()>();
+    thread::spawn(move || {
+        thread::sleep(time);
+        drop(timer);
+    });
+    // The end of the time drops the timer.
+    let _ = pool.run_until(end);
     let busy = processor_time() - before;
     drop(senders);
     pool.run();

@@ -35,6 +35,34 @@ fn sleeping_ends_are_woken_by_each_message_and_each_posted_receive() {
     }
 }
 
+/// Lets the peer of a receive go while the receive sleeps for two seconds. Returns the time until the receive ends.
+fn time_until_the_peer_is_missed(transport: &str) -> Duration {
+    let [mut ours, theirs] = sleepers::pair(&settings(transport), BYTES);
+    thread::scope(|scope| {
+        let waiting = scope.spawn(move || {
+            let error = ours.recv.recv(&ours.region, 0..BYTES, 1, TIMEOUT).unwrap_err();
+            assert!(error.is_connection_lost(), "{error}");
+            Instant::now()
+        });
+        // The sleeps before took 850 ms.
+        thread::sleep(Duration::from_millis(1200));
+        let gone = Instant::now();
+        drop(theirs);
+        waiting.join().unwrap().saturating_duration_since(gone)
+    })
+}
+
+#[test]
+fn a_receive_that_sleeps_hears_at_once_that_its_peer_has_gone() {
+    for transport in ["socket", "soft"] {
+        // Another program may keep the processors once, but not each time.
+        let times: Vec<Duration> =
+            (0..3).map(|_| time_until_the_peer_is_missed(transport)).collect();
+        let least = times.iter().min().unwrap();
+        assert!(*least < Duration::from_secs(1), "{transport}: {times:?}");
+    }
+}
+
 #[test]
 fn a_long_message_behind_many_short_ones_wakes_both_ends() {
     // So many bytes went ahead of their buffers that the long message may not.

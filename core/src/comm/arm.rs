@@ -15,13 +15,17 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         is_told && matches!(self.gate, Gate::Open | Gate::Group)
     }
 
-    pub(super) fn rest(&self, rest_ns: u64) -> Option<c_int> {
-        let rests = self.gate == Gate::Open
+    pub(super) fn line(&self) -> Option<c_int> {
+        self.line.stream.descriptor().filter(|_| self.line.is_whole())
+    }
+
+    pub(super) fn rest(&self) -> Option<(c_int, u64)> {
+        let is_calm = self.gate == Gate::Open
             && !self.has_rails()
             && self.path.is_calm()
-            && self.line.is_whole()
-            && self.stalls.can_rest(rest_ns);
-        rests.then(|| self.line.stream.descriptor()).flatten()
+            && self.line.is_whole();
+        let rest_ns = self.stalls.rest_ns().filter(|_| is_calm)?;
+        Some((self.line.stream.descriptor()?, rest_ns))
     }
 }
 

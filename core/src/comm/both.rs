@@ -35,10 +35,21 @@ macro_rules! both {
             }
 
             /// If nothing is under way between the ends, returns the descriptor that is readable when the
-            /// peer has something to say. The next look may then come `rest_ns` late, unless the descriptor is
-            /// readable or the program makes a call.
-            pub fn rest(&self, rest_ns: u64) -> Option<core::ffi::c_int> {
-                self.base.rest(rest_ns)
+            /// peer has something to say, and nanoseconds. The next look may come so late, unless the
+            /// descriptor is readable or the program makes a call.
+            pub fn rest(&self) -> Option<(core::ffi::c_int, u64)> {
+                self.base.rest()
+            }
+
+            /// Returns the descriptor of the stream beside the queue pairs, which hangs up when the peer has gone.
+            /// There is none while the stream is lost.
+            pub fn line(&self) -> Option<core::ffi::c_int> {
+                self.base.line()
+            }
+
+            /// Notes that the program sleeps in the wait that it called last.
+            pub fn park(&mut self, now_ns: u64) {
+                self.base.stalls.park(now_ns);
             }
 
             /// Whether the host is to note the program's next call with `called`.

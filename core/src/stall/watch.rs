@@ -7,8 +7,14 @@ use crate::error::Ends;
 use crate::metrics::{EndNumbers, Sampler};
 
 const MS: u64 = 1_000_000;
-/// A program that waits repeats its call at least this often.
+/// A program that waits repeats its call at least this often, unless it has [parked](Watch::park).
 const WAITS_WITHIN_NS: u64 = 1000 * MS;
+/// A program that has parked repeats its call at least this often.
+const PARKS_WITHIN_NS: u64 = 4000 * MS;
+/// The longest time between two questions to the peer.
+const ASK_EVERY_MAX_NS: u64 = 30_000 * MS;
+/// The longest time between two looks at an end that stands still.
+const REST_NS: u64 = 2500 * MS;
 
 /// How an end looks for stalls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -62,6 +68,8 @@ pub struct Watch {
     call_ns: Option<u64>,
     wait: Wait,
     wait_ns: u64,
+    /// When the program last went to sleep in a wait, if it has made no call since.
+    parked_ns: Option<u64>,
     /// Whether the next call of the program is to be noted.
     is_armed: bool,
     /// The first ask since the peer's last view, and the time of the next one.
@@ -95,6 +103,7 @@ impl Watch {
             call_ns: None,
             wait: Wait::None,
             wait_ns: 0,
+            parked_ns: None,
             is_armed: false,
             asked_ns: None,
             next_ask_ns: 0,
@@ -154,10 +163,19 @@ impl Watch {
         self.is_armed
     }
 
-    /// Whether the end stands still, and a look that comes `rest_ns` late warns in time nevertheless.
-    pub fn can_rest(&self, rest_ns: u64) -> bool {
-        const PART: u64 = 8;
-        self.is_armed && (self.settings.after_ns == 0 || rest_ns <= self.settings.after_ns / PART)
+    /// If the end stands still, returns the time to the next look. A warning is in time nevertheless.
+    pub fn rest_ns(&self) -> Option<u64> {
+        const PART: u64 = 4;
+        let longest_ns = match self.settings.after_ns {
+            0 => REST_NS,
+            after_ns => REST_NS.min(after_ns / PART),
+        };
+        self.is_armed.then_some(longest_ns)
+    }
+
+    /// Notes that the program sleeps in the wait that it called last.
+    pub fn park(&mut self, now_ns: u64) {
+        self.parked_ns = Some(now_ns);
     }
 
     /// Notes a call of the program. `wait` is the call that could do nothing, or [`Wait::None`].
@@ -165,6 +183,7 @@ impl Watch {
     pub fn called(&mut self, wait: Wait, now_ns: u64) {
         self.is_armed = self.sampler.is_armed();
         self.call_ns = Some(now_ns);
+        self.parked_ns = None;
         if wait != Wait::None {
             (self.wait, self.wait_ns) = (wait, now_ns);
         }
@@ -185,6 +204,9 @@ impl Watch {
             self.call_ns = Some(now_ns);
         }
         self.counts = counts;
+        if has_moved {
+            self.parked_ns = None;
+        }
         // A connection may begin with a recovery.
         if has_moved || self.looked_ns == 0 || !self.is_waiting_now(now_ns) {
             self.moved_ns = now_ns;
@@ -204,7 +226,8 @@ impl Watch {
     fn is_waiting_now(&self, now_ns: u64) -> bool {
         let Counts { begun, done, untested, is_recovering, .. } = self.counts;
         let recent_ns = WAITS_WITHIN_NS.max(4 * now_ns.saturating_sub(self.looked_ns));
-        let calls = self.wait != Wait::None && now_ns.saturating_sub(self.wait_ns) <= recent_ns;
+        let is_recent = now_ns.saturating_sub(self.wait_ns) <= recent_ns;
+        let calls = self.wait != Wait::None && (is_recent || self.is_parked(now_ns));
         if is_recovering {
             return true;
         }
@@ -214,6 +237,12 @@ impl Watch {
             (_, Wait::Test | Wait::Recv) if calls => true,
             _ => untested > 0 && !self.settings.is_judged_above,
         }
+    }
+
+    /// Whether the program sleeps in a wait. A program that a finished request has woken does not.
+    fn is_parked(&self, now_ns: u64) -> bool {
+        let is_recent = |at_ns: u64| now_ns.saturating_sub(at_ns) <= PARKS_WITHIN_NS;
+        self.counts.untested == 0 && self.parked_ns.is_some_and(is_recent)
     }
 
     /// Whether only the ranks of a communicator can judge a stall: over TCP a program that does nothing looks
@@ -226,7 +255,8 @@ impl Watch {
     pub fn heard(&mut self, view: EndView, asks: bool) {
         self.answer = Some((view, self.looked_ns));
         self.asked_ns = None;
-        self.next_ask_ns = self.next_ask_ns.min(self.looked_ns + self.ask_every_ns());
+        let every_ns = self.ask_every_ns(self.still_ns(self.looked_ns));
+        self.next_ask_ns = self.next_ask_ns.min(self.looked_ns + every_ns);
         self.owes_answer |= asks;
     }
 
@@ -235,14 +265,16 @@ impl Watch {
         if !self.is_shared {
             return None;
         }
+        let still_ns = self.still_ns(now_ns);
         let asks = self.settings.after_ns > 0
             && !self.is_for_ranks()
-            && self.still_ns(now_ns) >= self.settings.after_ns / 2
+            && still_ns >= self.settings.after_ns / 2
             && now_ns >= self.next_ask_ns;
         if asks {
             // A peer that is stopped reads nothing: the questions must not fill its buffers.
             let asked_ns = *self.asked_ns.get_or_insert(now_ns);
-            self.next_ask_ns = now_ns + self.ask_every_ns().max(now_ns.saturating_sub(asked_ns));
+            let every_ns = self.ask_every_ns(still_ns).max(now_ns.saturating_sub(asked_ns));
+            self.next_ask_ns = now_ns + every_ns;
         }
         let owes = core::mem::take(&mut self.owes_answer) || !self.is_introduced;
         self.is_introduced = true;
@@ -253,7 +285,10 @@ impl Watch {
     pub fn view(&self, now_ns: u64) -> EndView {
         let Counts { begun, done, seen, seen_tag, ahead_tag, lacking, untested, is_recovering } =
             self.counts;
-        let is_recent = now_ns.saturating_sub(self.wait_ns) <= WAITS_WITHIN_NS;
+        let is_parked = self.is_parked(now_ns);
+        let is_recent = now_ns.saturating_sub(self.wait_ns) <= WAITS_WITHIN_NS || is_parked;
+        // A program that sleeps in a wait is in its call still.
+        let call_ns = if is_parked { Some(now_ns) } else { self.call_ns };
         EndView {
             process: self.settings.process,
             is_waiting: self.is_waiting_now(now_ns),
@@ -267,7 +302,7 @@ impl Watch {
             lacking,
             untested,
             still_ms: to_ms(self.still_ns(now_ns)),
-            call_ms: self.call_ns.map_or(u32::MAX, |call_ns| to_ms(now_ns.saturating_sub(call_ns))),
+            call_ms: call_ns.map_or(u32::MAX, |call_ns| to_ms(now_ns.saturating_sub(call_ns))),
             wait: if is_recent { self.wait } else { Wait::None },
         }
     }
@@ -277,14 +312,16 @@ impl Watch {
         if self.settings.after_ns == 0 {
             return None;
         }
-        let theirs = self.answer.filter(|(_, heard_ns)| {
-            now_ns.saturating_sub(*heard_ns) <= 2 * self.ask_every_ns() + self.silent_after_ns()
-        });
-        let their_still_ns = match theirs {
-            Some((view, _)) if view.is_waiting => u64::from(view.still_ms) * MS,
-            _ => 0,
+        let own_still_ns = self.still_ns(now_ns);
+        let still_of = |view: &EndView| {
+            let their_still_ns = if view.is_waiting { u64::from(view.still_ms) * MS } else { 0 };
+            own_still_ns.max(their_still_ns)
         };
-        let still_ns = self.still_ns(now_ns).max(their_still_ns);
+        let theirs = self.answer.filter(|(view, heard_ns)| {
+            let every_ns = self.ask_every_ns(still_of(view));
+            now_ns.saturating_sub(*heard_ns) <= 2 * every_ns + self.silent_after_ns()
+        });
+        let still_ns = theirs.map_or(own_still_ns, |(view, _)| still_of(&view));
         if still_ns < self.settings.after_ns {
             (self.warn_at_ns, self.verdict) = (self.settings.after_ns, None);
             return None;
@@ -355,8 +392,10 @@ impl Watch {
         if self.is_waiting_now(now_ns) { now_ns.saturating_sub(self.moved_ns) } else { 0 }
     }
 
-    fn ask_every_ns(&self) -> u64 {
-        (self.settings.after_ns / 8).clamp(50 * MS, 1000 * MS)
+    /// Time between two questions. The longer an end stands still, the less often it asks, as it warns less often.
+    fn ask_every_ns(&self, still_ns: u64) -> u64 {
+        let least_ns = (self.settings.after_ns / 8).clamp(50 * MS, 1000 * MS);
+        (still_ns / 8).clamp(least_ns, ASK_EVERY_MAX_NS)
     }
 
     /// The peer's keeper looks every 50 ms, or less often if it has many ends.

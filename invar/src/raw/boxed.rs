@@ -1,13 +1,11 @@
 //! Ends as trait objects are ends too. So callers that are generic over ends can take any end. Their calls
 //! have no fast path, because a fast path is generic.
 
-use std::os::fd::BorrowedFd;
-
 use invar_core::comm::{Flush, FlushBuf, RecvBuf, Request, SendBuf};
 use invar_core::error::{Ends, Error as CoreError};
 use invar_linux::interest::Interest;
 
-use super::{Care, Carrier, End, RecvEnd, SendEnd, Snapshot};
+use super::{Care, Carrier, End, RecvEnd, Rest, SendEnd, Snapshot};
 use crate::Error;
 
 macro_rules! impl_end {
@@ -41,8 +39,12 @@ macro_rules! impl_end {
                 (**self).care()
             }
 
-            fn rest(&self) -> Option<BorrowedFd<'_>> {
+            fn rest(&self) -> Option<Rest<'_>> {
                 (**self).rest()
+            }
+
+            fn park(&mut self) {
+                (**self).park();
             }
 
             fn called(&mut self) {

@@ -1,13 +1,13 @@
 //! The traits of both ends of a connection.
 
-use std::os::fd::{BorrowedFd, RawFd};
+use std::os::fd::RawFd;
 use std::time::Duration;
 
 use invar_core::comm::{Fast, Flush, FlushBuf, RecvBuf, Request, SendBuf, Work};
 use invar_core::error::{Ends, Error as CoreError};
 use invar_linux::interest::Interest;
 
-use super::keeper::Care;
+use super::keeper::{Care, Rest};
 use super::recorded::Snapshot;
 use crate::Error;
 
@@ -61,11 +61,14 @@ pub trait End: Send {
         Care::None
     }
 
-    /// If nothing is under way, returns the descriptor that is readable when the peer has something to say. The
-    /// end then rests: a keeper looks less often until the descriptor is readable or the program makes a call.
-    fn rest(&self) -> Option<BorrowedFd<'_>> {
+    /// If nothing is under way, returns what ends a rest of this end: a keeper looks less often until then, or until
+    /// the program makes a call.
+    fn rest(&self) -> Option<Rest<'_>> {
         None
     }
+
+    /// Notes that the program sleeps in the wait for which it has armed this end, and makes no call meanwhile.
+    fn park(&mut self) {}
 
     /// Notes that the program has made a call, after [`Care::Note`].
     fn called(&mut self) {}

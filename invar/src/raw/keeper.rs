@@ -20,6 +20,7 @@ use invar_linux::biased::Biased;
 use invar_linux::interface;
 use invar_linux::own_thread::OwnThread;
 use invar_linux::poller::Poller;
+use invar_linux::tcp::attend_renewals;
 
 use super::recorded::{Recording, Snapshot};
 use crate::Error;
@@ -28,14 +29,20 @@ use crate::Error;
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// Time between two looks at an end that recovers.
 const URGENT_EVERY: Duration = Duration::from_millis(1);
-/// Time between two looks at an end that rests: nothing is under way, its program makes no call, and its peer
-/// says nothing.
-pub(super) const REST: Duration = Duration::from_millis(250);
 /// Time for each end between two looks, so that many ends do not keep a processor busy.
 const PER_END: Duration = Duration::from_micros(200);
 
 /// The keepers of this process, each with its network namespace, while there are connections.
 static OF_PROCESS: Mutex<Vec<(u64, Weak<Running>)>> = Mutex::new(Vec::new());
+
+/// The rest of an end: nothing is under way, its program makes no call, and its peer says nothing.
+#[derive(Clone, Copy, Debug)]
+pub struct Rest<'a> {
+    /// The descriptor that ends the rest once it is readable.
+    pub news: BorrowedFd<'a>,
+    /// The time to the next look, if nothing ends the rest.
+    pub within: Duration,
+}
 
 /// How much care an end needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,7 +64,7 @@ pub trait Tend: Send {
     /// Returns how much care the end needs; see [`End::care`](super::End::care).
     fn care(&self) -> Care;
     /// Returns what ends a rest of the end; see [`End::rest`](super::End::rest).
-    fn rest(&self) -> Option<BorrowedFd<'_>>;
+    fn rest(&self) -> Option<Rest<'_>>;
     /// Notes that the program has made a call; see [`End::called`](super::End::called).
     fn called(&mut self);
     /// Returns what the flight recorder keeps of the end; see [`End::snapshot`](super::End::snapshot).
@@ -80,8 +87,8 @@ trait Visited: Send + Sync {
 struct Looked {
     /// Whether the end needs the next look soon.
     is_urgent: bool,
-    /// Whether the end rests.
-    rests: bool,
+    /// How long the end rests.
+    rest: Option<Duration>,
     /// What the flight recorder keeps.
     snapshot: Option<Snapshot>,
 }
@@ -92,27 +99,38 @@ struct Watched {
     /// The end's descriptor has this number in the keeper's poller.
     number: u64,
     rests_until: Mutex<Option<Instant>>,
-    /// Whether the descriptor has ended a rest. The end then rests again after its next look but one, so that
-    /// a descriptor that stays readable keeps nobody busy.
-    has_news: AtomicBool,
+    /// When the descriptor last ended a rest.
+    news_at: Mutex<Option<Instant>>,
+    /// Whether the descriptor has ended two rests in a short time. The end then rests again after its next look but
+    /// one, so that a descriptor that stays readable keeps nobody busy.
+    has_more_news: AtomicBool,
     recording: Recording,
 }
 
 impl Watched {
     fn new(end: Arc<dyn Visited>, number: u64) -> Self {
-        let (rests_until, has_news) = (Mutex::default(), AtomicBool::new(false));
-        Watched { end, number, rests_until, has_news, recording: Recording::default() }
+        let (rests_until, news_at) = (Mutex::default(), Mutex::default());
+        let (has_more_news, recording) = (AtomicBool::new(false), Recording::default());
+        Watched { end, number, rests_until, news_at, has_more_news, recording }
+    }
+
+    /// Notes that the descriptor has ended the end's rest.
+    fn has_news(&self, now: Instant) {
+        let before = lock(&self.news_at).replace(now);
+        let is_soon = before.is_some_and(|before| now.duration_since(before) < 2 * LOOK_EVERY);
+        self.has_more_news.store(is_soon, Ordering::Relaxed);
+        *lock(&self.rests_until) = None;
     }
 
     /// Looks after the end. Returns whether the end needs the next look soon.
     fn look(&self, poller: Option<&Poller>) -> bool {
-        let poller = poller.filter(|_| !self.has_news.swap(false, Ordering::Relaxed));
+        let poller = poller.filter(|_| !self.has_more_news.swap(false, Ordering::Relaxed));
         let mut watch = |news: BorrowedFd<'_>| {
             poller.is_some_and(|poller| poller.watch(news, self.number).is_ok())
         };
         let counts = self.recording.is_counting_due();
-        let Looked { is_urgent, rests, snapshot } = self.end.look(counts, &mut watch);
-        *self.rests_until() = rests.then(|| Instant::now() + REST);
+        let Looked { is_urgent, rest, snapshot } = self.end.look(counts, &mut watch);
+        *lock(&self.rests_until) = rest.map(|within| Instant::now() + within);
         if let Some(snapshot) = snapshot {
             self.recording.look(&snapshot);
         }
@@ -121,11 +139,7 @@ impl Watched {
 
     /// Whether the end needs a look when the keeper looks at all ends. An end that still rests needs none.
     fn is_due(&self, now: Instant) -> bool {
-        self.rests_until().is_none_or(|until| until <= now) || self.end.is_called()
-    }
-
-    fn rests_until(&self) -> MutexGuard<'_, Option<Instant>> {
-        self.rests_until.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.rests_until).is_none_or(|until| until <= now) || self.end.is_called()
     }
 }
 
@@ -141,9 +155,9 @@ impl<T: Tend> Visited for Biased<T> {
             };
             end.set_slow(care != Care::None);
             // Only calls that are to be noted end a rest.
-            let rests = care == Care::Note && end.rest().is_some_and(watch);
-            let (is_urgent, snapshot) = (care == Care::Recovery, end.snapshot(counts));
-            Looked { is_urgent, rests, snapshot }
+            let rest = end.rest().filter(|rest| care == Care::Note && watch(rest.news));
+            let rest = rest.map(|rest| rest.within);
+            Looked { is_urgent: care == Care::Recovery, rest, snapshot: end.snapshot(counts) }
         });
         // An end that has gone needs no look.
         looked.unwrap_or_default()
@@ -210,7 +224,8 @@ struct Ends {
 
 #[derive(Default)]
 struct List {
-    ends: Vec<Arc<Watched>>,
+    /// A look goes over the ends as they were when it began.
+    ends: Arc<Vec<Arc<Watched>>>,
     last_number: u64,
     is_over: bool,
 }
@@ -253,8 +268,8 @@ impl Keeper {
 
     /// Looks after each end once.
     pub fn look(&self) {
-        let ends = self.ends.list().ends.clone();
-        for end in ends {
+        let ends = Arc::clone(&self.ends.list().ends);
+        for end in ends.iter() {
             end.look(None);
         }
     }
@@ -268,7 +283,7 @@ impl Keeper {
         let mut list = self.ends.list();
         list.last_number += 1;
         let end = Arc::new(Watched::new(end, list.last_number));
-        list.ends.push(Arc::clone(&end));
+        Arc::make_mut(&mut list.ends).push(Arc::clone(&end));
         if list.ends.len() == 1 {
             self.ends.call();
         }
@@ -279,7 +294,7 @@ impl Keeper {
 
 impl Drop for Keeping {
     fn drop(&mut self) {
-        self.keeper.ends.list().ends.retain(|end| !Arc::ptr_eq(end, &self.end));
+        Arc::make_mut(&mut self.keeper.ends.list().ends).retain(|end| !Arc::ptr_eq(end, &self.end));
         // The program may have met an error, and drops the end before the keeper has looked again.
         if let Some(snapshot) = self.end.end.snapshot().filter(|of| of.state.error.is_some()) {
             self.end.recording.look(&snapshot);
@@ -311,35 +326,43 @@ impl Ends {
             let mut news = Vec::new();
             poller.sleep(Some(pause), |number| news.push(number));
             let Some(ends) = self.wait(poller) else { return };
-            for end in ends.iter().filter(|end| news.contains(&end.number)) {
-                end.has_news.store(true, Ordering::Relaxed);
-                *end.rests_until() = None;
-                urgent.push(Arc::clone(end));
+            if !news.is_empty() {
+                let now = Instant::now();
+                for end in ends.iter().filter(|end| news.contains(&end.number)) {
+                    end.has_news(now);
+                    urgent.push(Arc::clone(end));
+                }
             }
             let now = Instant::now();
             if now >= next_full {
                 next_full = now + LOOK_EVERY.max(PER_END * ends.len() as u32);
-                urgent = ends;
-                urgent.retain(|end| end.is_due(now));
+                if attend_renewals() {
+                    ends.iter().for_each(|end| *lock(&end.rests_until) = None);
+                }
+                urgent = ends.iter().filter(|end| end.is_due(now)).cloned().collect();
             }
             urgent.retain(|end| end.look(Some(poller)));
         }
     }
 
     /// Returns all ends. Sleeps while there is none. Returns `None` if the thread shall stop.
-    fn wait(&self, poller: &Poller) -> Option<Vec<Arc<Watched>>> {
+    fn wait(&self, poller: &Poller) -> Option<Arc<Vec<Arc<Watched>>>> {
         loop {
             let list = self.list();
             if list.is_over {
                 return None;
             }
             if !list.ends.is_empty() {
-                return Some(list.ends.clone());
+                return Some(Arc::clone(&list.ends));
             }
             drop(list);
             poller.sleep(None, |_| {});
         }
     }
+}
+
+fn lock<T>(of_end: &Mutex<T>) -> MutexGuard<'_, T> {
+    of_end.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Running {
@@ -382,7 +405,8 @@ mod tests {
         fn look(&self, _: bool, watch: &mut dyn FnMut(BorrowedFd<'_>) -> bool) -> Looked {
             self.looks.fetch_add(1, Ordering::Relaxed);
             let rests = self.news.as_ref().is_some_and(|news| watch(news.as_fd()));
-            Looked { is_urgent: self.is_urgent, rests, snapshot: None }
+            let rest = rests.then_some(Duration::from_millis(250));
+            Looked { is_urgent: self.is_urgent, rest, snapshot: None }
         }
 
         fn snapshot(&self) -> Option<Snapshot> {

@@ -1,7 +1,6 @@
 //! An end that the keeper looks after.
 
 use std::mem::ManuallyDrop;
-use std::os::fd::BorrowedFd;
 
 use invar_core::comm::{Flush, FlushBuf, RecvBuf, Request, SendBuf};
 use invar_core::error::{Ends, Error as CoreError};
@@ -9,7 +8,7 @@ use invar_linux::biased::Owner;
 use invar_linux::interest::Interest;
 
 use super::end::{Carrier, End, RecvEnd, SendEnd};
-use super::keeper::{Care, Keeper, Keeping, Tend, call};
+use super::keeper::{Care, Keeper, Keeping, Rest, Tend, call};
 use super::recorded::Snapshot;
 use crate::Error;
 
@@ -31,7 +30,7 @@ impl<E: End> Tend for ManuallyDrop<E> {
         (**self).care()
     }
 
-    fn rest(&self) -> Option<BorrowedFd<'_>> {
+    fn rest(&self) -> Option<Rest<'_>> {
         (**self).rest()
     }
 
@@ -76,6 +75,13 @@ impl<E: End + 'static> End for KeeperEnd<E> {
             return end.arm(interest);
         }
         self.end.lock().arm(interest);
+    }
+
+    fn park(&mut self) {
+        if let Some(mut end) = self.end.enter() {
+            return end.park();
+        }
+        self.end.lock().park();
     }
 
     fn close(self: Box<Self>) {

@@ -1,6 +1,7 @@
 //! Ends of connections on NICs.
 
 use std::os::fd::{BorrowedFd, RawFd};
+use std::time::Duration;
 
 use invar_core::comm::{self, Fast, Flush, FlushBuf, RecvBuf, Request, SendBuf};
 use invar_core::conn::Stream;
@@ -12,7 +13,7 @@ use invar_linux::interest::Interest;
 use invar_linux::tcp::OobStream;
 
 use super::end::{CLOSE_MAX, Carrier, End, RecvEnd, SendEnd, copy_sizes};
-use super::keeper::{Care, REST};
+use super::keeper::{Care, Rest};
 use super::nic::SharedNic;
 use super::peer::PeerState;
 use super::recorded::{EndState, Snapshot};
@@ -57,9 +58,17 @@ pub(super) trait Tended {
         false
     }
 
-    /// If nothing is under way, returns the descriptor that is readable when the comm needs a look. The next look
-    /// may then come `rest_ns` late, unless the descriptor is readable or the program makes a call.
-    fn rest(&self, rest_ns: u64) -> Option<RawFd>;
+    /// If nothing is under way, returns the descriptor that is readable when the comm needs a look, and
+    /// nanoseconds. The next look may come so late, unless the descriptor is readable or the program makes a call.
+    fn rest(&self) -> Option<(RawFd, u64)>;
+
+    /// Returns the descriptor that hangs up when the peer has gone, unless the descriptors of the data do.
+    fn line(&self) -> Option<RawFd> {
+        None
+    }
+
+    /// Notes that the program sleeps in the wait that it called last.
+    fn park(&mut self, now_ns: u64);
 
     /// Whether the program's next call is to be noted.
     fn notes_call(&self) -> bool;
@@ -82,8 +91,16 @@ impl<N: SharedNic, S: Stream> Tended for comm::SendComm<N, S> {
         self.recovery_stage().is_some()
     }
 
-    fn rest(&self, rest_ns: u64) -> Option<RawFd> {
-        comm::SendComm::rest(self, rest_ns)
+    fn rest(&self) -> Option<(RawFd, u64)> {
+        comm::SendComm::rest(self)
+    }
+
+    fn line(&self) -> Option<RawFd> {
+        comm::SendComm::line(self)
+    }
+
+    fn park(&mut self, now_ns: u64) {
+        comm::SendComm::park(self, now_ns);
     }
 
     fn notes_call(&self) -> bool {
@@ -110,8 +127,16 @@ impl<N: SharedNic, S: Stream> Tended for comm::RecvComm<N, S> {
         self.recovery_stage().is_some()
     }
 
-    fn rest(&self, rest_ns: u64) -> Option<RawFd> {
-        comm::RecvComm::rest(self, rest_ns)
+    fn rest(&self) -> Option<(RawFd, u64)> {
+        comm::RecvComm::rest(self)
+    }
+
+    fn line(&self) -> Option<RawFd> {
+        comm::RecvComm::line(self)
+    }
+
+    fn park(&mut self, now_ns: u64) {
+        comm::RecvComm::park(self, now_ns);
     }
 
     fn notes_call(&self) -> bool {
@@ -173,13 +198,24 @@ impl<C: Tended, N> On<C, N> {
         }
     }
 
-    pub(super) fn rest(&self) -> Option<BorrowedFd<'_>> {
-        if self.peer != PeerState::Open {
-            return None;
-        }
-        let descriptor = self.comm.rest(REST.as_nanos() as u64)?;
+    pub(super) fn rest(&self) -> Option<Rest<'_>> {
+        let (descriptor, within_ns) = self.comm.rest().filter(|_| self.peer == PeerState::Open)?;
         // SAFETY: the descriptor is one of the comm's, and the result borrows the comm.
-        Some(unsafe { BorrowedFd::borrow_raw(descriptor) })
+        let news = unsafe { BorrowedFd::borrow_raw(descriptor) };
+        Some(Rest { news, within: Duration::from_nanos(within_ns) })
+    }
+
+    /// Arms what wakes a waiter if the peer goes.
+    fn arm_line(&self, interest: &mut Interest) {
+        if let Some(line) = self.comm.line().filter(|_| self.peer == PeerState::Open) {
+            // SAFETY: the descriptor is one of the comm's, which is borrowed meanwhile.
+            interest.hang_up(unsafe { BorrowedFd::borrow_raw(line) });
+        }
+    }
+
+    pub(super) fn park(&mut self) {
+        let now_ns = self.now_ns();
+        self.comm.park(now_ns);
     }
 
     /// Checks whether the peer is still there, and continues a recovery.
@@ -212,8 +248,12 @@ impl<N: SharedNic, S: Stream + Send> End for On<comm::SendComm<N, S>, N> {
         On::care(self)
     }
 
-    fn rest(&self) -> Option<BorrowedFd<'_>> {
+    fn rest(&self) -> Option<Rest<'_>> {
         On::rest(self)
+    }
+
+    fn park(&mut self) {
+        On::park(self);
     }
 
     fn called(&mut self) {
@@ -226,6 +266,7 @@ impl<N: SharedNic, S: Stream + Send> End for On<comm::SendComm<N, S>, N> {
         if !self.comm.arm(&mut ready) {
             interest.blind();
         }
+        self.arm_line(interest);
     }
 
     fn snapshot(&self, counts: bool) -> Option<Snapshot> {
@@ -318,8 +359,12 @@ impl<N: SharedNic, S: Stream + Send> End for On<comm::RecvComm<N, S>, N> {
         On::care(self)
     }
 
-    fn rest(&self) -> Option<BorrowedFd<'_>> {
+    fn rest(&self) -> Option<Rest<'_>> {
         On::rest(self)
+    }
+
+    fn park(&mut self) {
+        On::park(self);
     }
 
     fn called(&mut self) {
@@ -332,6 +377,7 @@ impl<N: SharedNic, S: Stream + Send> End for On<comm::RecvComm<N, S>, N> {
         if !self.comm.arm(&mut ready) {
             interest.blind();
         }
+        self.arm_line(interest);
     }
 
     fn snapshot(&self, counts: bool) -> Option<Snapshot> {

@@ -77,14 +77,20 @@ struct Open {
     state: EndState,
     written_ns: u64,
     counted_ns: u64,
+    /// Whether the end has changed since the device's counters were read.
+    has_moved: bool,
     place: RecorderPlace,
 }
 
 impl Recording {
-    /// Whether the next look is to read the device's counters.
+    /// Whether the next look is to read the device's counters, for a record. An end that rests leaves them alone,
+    /// since many ends share a device.
     pub(super) fn is_counting_due(&self) -> bool {
         let open = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        open.as_ref().is_none_or(|open| now_ns().saturating_sub(open.counted_ns) >= WRITE_EVERY_NS)
+        let is_due = |open: &Open| {
+            open.has_moved && now_ns().saturating_sub(open.counted_ns) >= WRITE_EVERY_NS
+        };
+        open.as_ref().is_some_and(is_due)
     }
 
     /// Takes what a look has found.
@@ -97,10 +103,10 @@ impl Recording {
             return;
         };
         let has_edge = of_end.note_edges(snapshot.state, now_ns);
-        let Open { record, verdict: told, written_ns, counted_ns, place, .. } = of_end;
+        let Open { record, verdict: told, written_ns, counted_ns, has_moved, place, .. } = of_end;
         (record.role, record.qpn, record.numbers) = (*role, ends.qpn, *numbers);
         if let Some(nic) = nic {
-            (record.nic, *counted_ns) = (*nic, now_ns);
+            (record.nic, *counted_ns, *has_moved) = (*nic, now_ns, false);
         }
         let mut has_changed = record.look(*view, now_ns) || has_edge;
         if let Some(verdict) = verdict
@@ -111,6 +117,7 @@ impl Recording {
         }
         *told = *verdict;
         if has_changed {
+            *has_moved = true;
             trace(record);
         }
         if has_changed || now_ns.saturating_sub(*written_ns) >= WRITE_EVERY_NS {
@@ -141,7 +148,7 @@ fn is_failure(error: CoreError, view: &EndView) -> bool {
 
 impl Open {
     fn new(snapshot: &Snapshot, now_ns: u64) -> Option<Self> {
-        let Snapshot { role, ends, view, verdict, numbers, nic, state } = snapshot;
+        let Snapshot { role, ends, view, verdict, numbers, state, .. } = snapshot;
         let place = match RecorderPlace::take(view.process) {
             Ok(place) => place,
             Err(NoPlace::NoFile) => return None,
@@ -159,13 +166,14 @@ impl Open {
         let mut record = Record::new(*role, ends.qpn, &ends.to_string(), *view, now_ns);
         let peer = ends.peer.map(|peer| peer.ip().to_canonical().to_string()).unwrap_or_default();
         record.name(&ends.device, &peer);
-        (record.numbers, record.nic) = (*numbers, nic.unwrap_or_default());
+        record.numbers = *numbers;
         (record.number, record.peer_clock) = (ends.number, ends.peer_clock);
         place.write(|turn| record.to_bytes(turn));
         trace(&record);
-        let (written_ns, counted_ns) = (now_ns, now_ns);
+        let (written_ns, counted_ns) = (now_ns, 0);
         let (verdict, state) = (*verdict, *state);
-        Some(Open { record, verdict, state, written_ns, counted_ns, place })
+        let has_moved = true;
+        Some(Open { record, verdict, state, written_ns, counted_ns, has_moved, place })
     }
 
     /// Adds events for an error, a fence and changes of rails. Returns whether there was any.

@@ -1,6 +1,6 @@
 //! Ends of connections over TCP.
 
-use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 
 use invar_core::comm::{Flush, FlushBuf, RecvBuf, Request, SendBuf};
 use invar_core::error::{Ends, Error as CoreError};
@@ -11,7 +11,7 @@ use invar_linux::interest::Interest;
 use invar_linux::socket::{RecvComm, SendComm};
 
 use super::end::{Carrier, End, RecvEnd, SendEnd, copy_sizes};
-use super::keeper::Care;
+use super::keeper::{Care, Rest};
 use super::on::{On, Tended};
 use super::recorded::{EndState, Snapshot};
 use crate::Error;
@@ -28,8 +28,12 @@ impl Tended for SendComm {
         checked
     }
 
-    fn rest(&self, rest_ns: u64) -> Option<RawFd> {
-        SendComm::rest(self, rest_ns)
+    fn rest(&self) -> Option<(RawFd, u64)> {
+        SendComm::rest(self)
+    }
+
+    fn park(&mut self, now_ns: u64) {
+        SendComm::park(self, now_ns);
     }
 
     fn notes_call(&self) -> bool {
@@ -52,8 +56,12 @@ impl Tended for RecvComm {
         RecvComm::check_peer(self)
     }
 
-    fn rest(&self, rest_ns: u64) -> Option<RawFd> {
-        RecvComm::rest(self, rest_ns)
+    fn rest(&self) -> Option<(RawFd, u64)> {
+        RecvComm::rest(self)
+    }
+
+    fn park(&mut self, now_ns: u64) {
+        RecvComm::park(self, now_ns);
     }
 
     fn notes_call(&self) -> bool {
@@ -85,8 +93,12 @@ impl End for SocketSend {
         On::care(self)
     }
 
-    fn rest(&self) -> Option<BorrowedFd<'_>> {
+    fn rest(&self) -> Option<Rest<'_>> {
         On::rest(self)
+    }
+
+    fn park(&mut self) {
+        On::park(self);
     }
 
     fn called(&mut self) {
@@ -160,8 +172,12 @@ impl End for SocketRecv {
         On::care(self)
     }
 
-    fn rest(&self) -> Option<BorrowedFd<'_>> {
+    fn rest(&self) -> Option<Rest<'_>> {
         On::rest(self)
+    }
+
+    fn park(&mut self) {
+        On::park(self);
     }
 
     fn called(&mut self) {

@@ -4,10 +4,9 @@
 use std::ffi::{c_int, c_void};
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
-use std::os::fd::BorrowedFd;
 use std::ptr::{self, NonNull};
 
-use invar::raw::{Biased, Care, Carrier, End, Entered, Fast, Request, Snapshot, Tend};
+use invar::raw::{Biased, Care, Carrier, End, Entered, Fast, Request, Rest, Snapshot, Tend};
 
 use crate::abi::Code;
 use crate::outcome::null;
@@ -131,7 +130,7 @@ impl<E: End, D> Tend for CommEnd<E, D> {
         self.end.care()
     }
 
-    fn rest(&self) -> Option<BorrowedFd<'_>> {
+    fn rest(&self) -> Option<Rest<'_>> {
         self.end.rest()
     }
 

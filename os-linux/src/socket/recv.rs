@@ -206,11 +206,16 @@ impl RecvComm {
     }
 
     /// If nothing is under way, returns the socket that is readable when the peer has something to say, or has
-    /// gone. The next look may then come `rest_ns` late, unless the socket is readable or the program makes a
+    /// gone, and nanoseconds. The next look may come so late, unless the socket is readable or the program makes a
     /// call.
-    pub fn rest(&self, rest_ns: u64) -> Option<RawFd> {
-        let rests = self.receiver.end().is_none() && self.watch.can_rest(rest_ns);
-        rests.then(|| self.control.as_fd().as_raw_fd())
+    pub fn rest(&self) -> Option<(RawFd, u64)> {
+        let rest_ns = self.watch.rest_ns().filter(|_| self.receiver.end().is_none())?;
+        Some((self.control.as_fd().as_raw_fd(), rest_ns))
+    }
+
+    /// Notes that the program sleeps in the wait that it called last.
+    pub fn park(&mut self, now_ns: u64) {
+        self.watch.park(now_ns);
     }
 
     /// Notes a call of the program. `wait` is the call that could do nothing.

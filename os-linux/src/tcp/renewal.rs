@@ -101,24 +101,48 @@ impl Door {
 
     /// Takes the new connection of a session, if the peer has called, and the time at which it came.
     fn take(&self, id: &SessionId) -> Option<(Instant, OobStream)> {
-        let Inside { listener, new, looked } = &mut *self.inside();
+        let mut inside = self.inside();
+        inside.let_in();
+        inside.new.remove(id)
+    }
+}
+
+impl Inside {
+    /// Lets the peers in that call.
+    fn let_in(&mut self) {
+        let Inside { listener, new, looked } = self;
         let now = Instant::now();
-        if looked.is_none_or(|looked| now.duration_since(looked) >= LOOK_EVERY) {
-            *looked = Some(now);
-            // Whoever has proved itself is let in under this lock, before it can close its old connection.
-            loop {
-                match listener.poll_resumed(now_ns()) {
-                    Ok(Some((stream, id))) => _ = new.insert(id, (now, stream)),
-                    Ok(None) => break,
-                    Err(error) => {
-                        log::debug!("taking connections that are made anew: {error}");
-                        break;
-                    }
+        if looked.is_some_and(|looked| now.duration_since(looked) < LOOK_EVERY) {
+            return;
+        }
+        *looked = Some(now);
+        // Whoever has proved itself is let in under the lock, before it can close its old connection.
+        loop {
+            match listener.poll_resumed(now_ns()) {
+                Ok(Some((stream, id))) => _ = new.insert(id, (now, stream)),
+                Ok(None) => break,
+                Err(error) => {
+                    log::debug!("taking connections that are made anew: {error}");
+                    break;
                 }
             }
         }
-        new.remove(id)
     }
+}
+
+/// Lets peers in that make connections of this process anew. Returns whether a connection waits for its end, which
+/// takes it by [`Stream::renew`].
+pub fn attend_renewals() -> bool {
+    let here = process::id();
+    let doors = DOORS.lock().unwrap_or_else(PoisonError::into_inner);
+    let doors = doors.iter().filter(|(place, _)| place.process == here);
+    let doors: Vec<_> = doors.filter_map(|(_, door)| door.upgrade()).collect();
+    let waits = |door: &Arc<Door>| {
+        let mut inside = door.inside();
+        inside.let_in();
+        !inside.new.is_empty()
+    };
+    doors.iter().filter(|door| waits(door)).count() > 0
 }
 
 /// How an end gets a new connection.

@@ -181,3 +181,35 @@ fn a_rank_that_judges_itself_hears_only_what_the_network_does_not_do() {
     pair.run(8 * LIMIT_NS, SEND);
     assert_eq!(pair.warnings[0].2.cause, Cause::Network { to: Role::Receiver, count: 1 });
 }
+
+#[test]
+fn a_program_that_sleeps_in_a_wait_may_sleep_for_four_seconds() {
+    for (parks, waits_ms) in [(false, 1_000), (true, 4_000)] {
+        let mut watch = Watch::new(settings("a"), Role::Receiver, true, false);
+        watch.called(Wait::Recv, MS);
+        if parks {
+            watch.park(MS);
+        }
+        let mut last_ms = 0;
+        for now_ms in (50..6_000).step_by(50) {
+            watch.look(Counts::default(), now_ms * MS);
+            if watch.view(now_ms * MS).is_waiting {
+                last_ms = now_ms;
+            }
+        }
+        assert_eq!(last_ms, waits_ms, "parks: {parks}");
+    }
+}
+
+#[test]
+fn a_program_that_sleeps_is_in_its_call_until_a_request_is_done() {
+    let mut watch = Watch::new(settings("a"), Role::Receiver, true, false);
+    let pending = Counts { begun: 1, ..Counts::default() };
+    watch.look(pending, MS);
+    watch.called(Wait::Test, 2 * MS);
+    watch.park(2 * MS);
+    watch.look(pending, 2_000 * MS);
+    assert_eq!((watch.view(3_000 * MS).call_ms, watch.view(3_000 * MS).wait), (0, Wait::Test));
+    watch.look(Counts { done: 1, untested: 1, ..pending }, 3_000 * MS);
+    assert_eq!(watch.view(4_000 * MS).call_ms, 3_998);
+}
