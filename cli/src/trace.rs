@@ -142,6 +142,7 @@ fn of_record(
 
 #[cfg(test)]
 mod tests {
+    use invar_core::metrics::MemoryNumbers;
     use invar_core::peer_clock::PeerClock;
     use invar_core::recorder::Header;
     use invar_core::stall::{EndView, Process};
@@ -158,7 +159,11 @@ mod tests {
         record.look(view(true, 1), 2_000_000);
         record.stall("the verdict", 3_000_000);
         record.look(view(false, 1), 4_000_000);
-        let header = Header { process: Process::new(7, "a"), unix_offset_ns };
+        let header = Header {
+            process: Process::new(7, "a"),
+            unix_offset_ns,
+            memory: MemoryNumbers::default(),
+        };
         let path = PathBuf::new();
         let (records, ranks) = (vec![(0, record)], Vec::new());
         Recorded { path, header, is_alive: false, records, ranks, damaged: 0 }

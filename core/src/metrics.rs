@@ -24,3 +24,14 @@ pub struct EndNumbers {
     /// it done.
     pub latency: Histogram,
 }
+
+/// What a process has done with memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryNumbers {
+    /// Number of registrations that were made with NICs.
+    pub registrations: u64,
+    /// Number of registrations for which a NIC had registered the pages already.
+    pub registration_hits: u64,
+    /// Bytes of GPU memory that were copied through pinned host memory.
+    pub staged_bytes: u64,
+}

@@ -11,7 +11,7 @@ use static_assertions::assert_eq_size;
 use zerocopy::byteorder::little_endian::{I64, U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
-use crate::metrics::{BUCKETS, EndNumbers, Histogram};
+use crate::metrics::{BUCKETS, EndNumbers, Histogram, MemoryNumbers};
 use crate::nic::NicCounters;
 use crate::peer_clock::PeerClock;
 use crate::stall::{EndView, Process, Role, VIEW_BYTES, ViewBytes};
@@ -25,6 +25,8 @@ pub use rank::{
 pub const RECORD_BYTES: usize = size_of::<RecordBytes>();
 /// Bytes of a file's header.
 pub const HEADER_BYTES: usize = size_of::<HeaderBytes>();
+/// Place of the process' numbers in a file's header, which its process writes anew when they have changed.
+pub const NUMBERS_AT: usize = core::mem::offset_of!(HeaderBytes, memory);
 /// Number of events that a record keeps.
 pub const EVENTS: usize = 64;
 /// Bytes of the description of both ends. A longer description is cut.
@@ -40,7 +42,7 @@ const MERGE_NS: u64 = 1_000_000_000;
 const NO_CLOCK: PeerClock = PeerClock { ahead_ns: 0, uncertainty_ns: u64::MAX };
 
 const MAGIC: [u8; 8] = *b"INVARREC";
-const VERSION: u32 = 4;
+const VERSION: u32 = 5;
 
 /// The header of a file of records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,13 +51,15 @@ pub struct Header {
     pub process: Process,
     /// Nanoseconds of the clock of the events at the Unix epoch's zero; add them to an event's time.
     pub unix_offset_ns: i64,
+    /// What the process has done with memory.
+    pub memory: MemoryNumbers,
 }
 
 /// ```text
-/// byte 0       8         12    16            24     56
-///      +-------+---------+-----+-------------+------+------+
-///      | magic | version | pid | unix offset | host | zero |
-///      +-------+---------+-----+-------------+------+------+
+/// byte 0       8         12    16            24     56       80
+///      +-------+---------+-----+-------------+------+---------+
+///      | magic | version | pid | unix offset | host | numbers |
+///      +-------+---------+-----+-------------+------+---------+
 /// ```
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
@@ -65,10 +69,10 @@ struct HeaderBytes {
     pid: U32,
     unix_offset_ns: I64,
     host: [u8; 32],
-    zero: [u8; 8],
+    memory: [U64; 3],
 }
 
-assert_eq_size!(HeaderBytes, [u8; 64]);
+assert_eq_size!(HeaderBytes, [u8; 80]);
 
 /// The record of one end.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -183,7 +187,7 @@ impl Header {
             pid: self.process.pid.into(),
             unix_offset_ns: self.unix_offset_ns.into(),
             host: self.process.host,
-            zero: [0; 8],
+            memory: self.memory.words(),
         })
     }
 
@@ -201,9 +205,27 @@ impl Header {
             VERSION => Ok(Header {
                 process: Process { pid: b.pid.get(), host: b.host },
                 unix_offset_ns: b.unix_offset_ns.get(),
+                memory: MemoryNumbers::of(b.memory),
             }),
             other => Err(RecordError::Version(other)),
         }
+    }
+}
+
+impl MemoryNumbers {
+    /// Converts the numbers to bytes, for [`NUMBERS_AT`].
+    pub fn to_bytes(self) -> [u8; 24] {
+        zerocopy::transmute!(self.words())
+    }
+
+    fn words(self) -> [U64; 3] {
+        let MemoryNumbers { registrations, registration_hits, staged_bytes } = self;
+        [registrations, registration_hits, staged_bytes].map(U64::from)
+    }
+
+    fn of(words: [U64; 3]) -> Self {
+        let [registrations, registration_hits, staged_bytes] = words.map(U64::get);
+        MemoryNumbers { registrations, registration_hits, staged_bytes }
     }
 }
 

@@ -114,6 +114,7 @@ mod gpu;
 mod hub;
 mod launcher;
 mod memory;
+mod memory_numbers;
 mod metrics;
 pub mod raw;
 mod recorder_place;

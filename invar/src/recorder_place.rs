@@ -5,6 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use invar_core::stall::Process;
 use invar_linux::recorder::{RecorderFile, directory};
 
+use crate::memory_numbers;
+
 /// The file of a process, while something is recorded. A child of fork has a copy of its parent's.
 static OF_PROCESS: Mutex<(u32, Weak<Mutex<RecorderFile>>)> = Mutex::new((0, Weak::new()));
 /// The file of this process, once something has failed. So the file outlives the process, which may end because
@@ -39,7 +41,9 @@ impl RecorderPlace {
     /// Writes the record, whose bytes depend on the number of the write.
     pub(crate) fn write<B: AsRef<[u8]>>(&self, record: impl FnOnce(u64) -> B) {
         // Without room in the file system, the last record stays.
-        let _ = lock(&self.file).write(self.place, record);
+        let mut file = lock(&self.file);
+        let _ = file.write(self.place, record);
+        let _ = file.write_memory(memory_numbers::now());
     }
 
     /// Keeps the file when the process ends.

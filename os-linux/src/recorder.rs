@@ -11,8 +11,10 @@ use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use invar_core::metrics::MemoryNumbers;
 use invar_core::recorder::{
-    HEADER_BYTES, Header, RANK_RECORD_BYTES, RECORD_BYTES, RankRecord, Record, RecordError,
+    HEADER_BYTES, Header, NUMBERS_AT, RANK_RECORD_BYTES, RECORD_BYTES, RankRecord, Record,
+    RecordError,
 };
 use invar_core::stall::Process;
 
@@ -40,6 +42,7 @@ pub struct RecorderFile {
     path: PathBuf,
     places: Vec<RecordSlot>,
     turn: u64,
+    memory: MemoryNumbers,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,8 +100,10 @@ impl RecorderFile {
         let (file, path) = create_file(dir, process.pid)?;
         let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let unix_offset_ns = (unix.as_nanos() as i64).wrapping_sub(now_ns() as i64);
-        file.write_all_at(&Header { process, unix_offset_ns }.to_bytes(), 0)?;
-        Ok(RecorderFile { process: std::process::id(), file, path, places: Vec::new(), turn: 0 })
+        let memory = MemoryNumbers::default();
+        file.write_all_at(&Header { process, unix_offset_ns, memory }.to_bytes(), 0)?;
+        let (process, places) = (std::process::id(), Vec::new());
+        Ok(RecorderFile { process, file, path, places, turn: 0, memory })
     }
 
     /// Takes a place for a record. Returns `None` if all are in use.
@@ -127,6 +132,18 @@ impl RecorderFile {
         self.turn += 1;
         let at = PLACE_BYTES * (1 + place);
         self.file.write_all_at(record(self.turn).as_ref(), at as u64)
+    }
+
+    /// Writes what the process has done with memory, if that has changed.
+    ///
+    /// # Errors
+    /// A system call fails.
+    pub fn write_memory(&mut self, memory: MemoryNumbers) -> io::Result<()> {
+        if self.process != std::process::id() || self.memory == memory {
+            return Ok(());
+        }
+        self.memory = memory;
+        self.file.write_all_at(&memory.to_bytes(), NUMBERS_AT as u64)
     }
 
     /// Gives a place back. The record stays until another one takes the place.

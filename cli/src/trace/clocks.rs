@@ -86,6 +86,7 @@ fn links(all: &[Recorded]) -> Vec<Link> {
 mod tests {
     use std::path::PathBuf;
 
+    use invar_core::metrics::MemoryNumbers;
     use invar_core::peer_clock::PeerClock;
     use invar_core::recorder::{Header, Record};
     use invar_core::stall::{EndView, Process, Role};
@@ -99,7 +100,11 @@ mod tests {
         unix_offset_ns: i64,
         connections: &[(u64, Option<(i64, u64)>)],
     ) -> Recorded {
-        let header = Header { process: Process::new(pid, "a"), unix_offset_ns };
+        let header = Header {
+            process: Process::new(pid, "a"),
+            unix_offset_ns,
+            memory: MemoryNumbers::default(),
+        };
         let record = |(number, clock): &(u64, Option<(i64, u64)>)| Record {
             number: *number,
             peer_clock: clock

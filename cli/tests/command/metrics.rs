@@ -84,6 +84,7 @@ fn a_run_shows_the_metrics_of_both_processes_over_http() {
     };
     // A thread that may run seldom counts these.
     at_least("invar_device_sent_bytes_total{", 1e6);
+    at_least("invar_registrations_total{", 1.0);
     at_least("invar_send_latency_seconds_count{", 1.0);
 }
 

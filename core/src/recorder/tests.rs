@@ -91,9 +91,11 @@ fn what_is_no_record_is_refused_in_words() {
     let mut torn = bytes;
     torn[0] += 1;
     assert_eq!(Record::parse(&torn), Err(RecordError::Torn));
-    let header = Header { process: Process::new(7, "a"), unix_offset_ns: -5 };
+    let memory = MemoryNumbers { registrations: 1, registration_hits: 2, staged_bytes: 3 };
+    let header = Header { process: Process::new(7, "a"), unix_offset_ns: -5, memory };
     let bytes = header.to_bytes();
     assert_eq!(Header::parse(&bytes), Ok(header));
+    assert_eq!(bytes[NUMBERS_AT..][..24], memory.to_bytes());
     assert_eq!(Header::parse(b"#!/bin/sh"), Err(RecordError::Magic));
     assert_eq!(Header::parse(&bytes[..40]), Err(RecordError::Short(40)));
     let mut newer = bytes;

@@ -13,6 +13,7 @@ use rustc_hash::FxHashMap;
 use super::Device;
 use crate::Error;
 use crate::error::Kind;
+use crate::memory_numbers::REGISTRATION_HITS;
 use crate::raw::{GpuRange, Registration};
 
 /// The keys by which work requests name registered memory.
@@ -118,7 +119,10 @@ fn cached(
     let access = device.data_access();
     let mut cache = device.registrations().lock();
     let pages = match cache.lookup(buffer_id, access, addr, len as u64)? {
-        Lookup::Hit(handle) => return cache.keys(handle),
+        Lookup::Hit(handle) => {
+            REGISTRATION_HITS.add(1);
+            return cache.keys(handle);
+        }
         Lookup::Miss(pages) => pages,
     };
     // To pin pages takes time, so other threads need not wait for it.

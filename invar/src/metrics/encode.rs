@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use invar_core::metrics::Histogram;
+use invar_core::metrics::{Histogram, MemoryNumbers};
 use invar_core::recorder::{EventKind, Record};
 use invar_core::stall::Role;
 use invar_linux::recorder::Recorded;
@@ -13,7 +13,7 @@ use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
 
-use super::table::{Metric, OF_CONNECTIONS, OF_DEVICES, Value};
+use super::table::{Metric, OF_CONNECTIONS, OF_DEVICES, OF_PROCESSES, Value};
 
 type Labels = Vec<(&'static str, String)>;
 
@@ -40,11 +40,19 @@ impl Collector for Processes {
         for metric in OF_DEVICES {
             encode_metric(&mut encoder, metric, &devices)?;
         }
+        let processes = self.processes();
+        for metric in OF_PROCESSES {
+            encode_metric(&mut encoder, metric, &processes)?;
+        }
         Ok(())
     }
 }
 
 impl Processes {
+    fn processes(&self) -> Vec<(Labels, MemoryNumbers)> {
+        self.0.iter().map(|recorded| (labels_of(recorded), recorded.header.memory)).collect()
+    }
+
     /// The open connections of all processes.
     fn connections(&self) -> Vec<(Labels, Record)> {
         let mut all = Vec::new();
@@ -115,10 +123,10 @@ fn role(record: &Record) -> &'static str {
     }
 }
 
-fn encode_metric(
+fn encode_metric<S>(
     encoder: &mut DescriptorEncoder<'_>,
-    metric: &Metric<Record>,
-    subjects: &[(Labels, Record)],
+    metric: &Metric<S>,
+    subjects: &[(Labels, S)],
 ) -> fmt::Result {
     let values: Vec<_> = subjects.iter().map(|(of, record)| (of, (metric.value)(record))).collect();
     let Some(kind) = values.iter().find_map(|(_, value)| kind(value)) else { return Ok(()) };

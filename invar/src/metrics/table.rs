@@ -1,6 +1,6 @@
 //! The table of all metrics.
 
-use invar_core::metrics::Histogram;
+use invar_core::metrics::{Histogram, MemoryNumbers};
 use invar_core::recorder::Record;
 use invar_core::stall::Role;
 
@@ -33,12 +33,12 @@ fn of_receiver(record: &Record, value: Value) -> Value {
     if record.role == Role::Receiver { value } else { Value::None }
 }
 
-const fn metric(
+const fn metric<S>(
     name: &'static str,
     unit: &'static str,
     help: &'static str,
-    value: fn(&Record) -> Value,
-) -> Metric<Record> {
+    value: fn(&S) -> Value,
+) -> Metric<S> {
     Metric { name, unit, help, value }
 }
 
@@ -123,6 +123,19 @@ pub(super) const OF_DEVICES: &[Metric<Record>] = &[
     }),
     metric("device_dropped_packets", "", "Packets dropped for other reasons", |of| {
         Value::Count(of.nic.dropped_packets)
+    }),
+];
+
+/// The metrics of each process.
+pub(super) const OF_PROCESSES: &[Metric<MemoryNumbers>] = &[
+    metric("registrations", "", "Memory regions that were registered with NICs", |of| {
+        Value::Count(of.registrations)
+    }),
+    metric("registration_hits", "", "Registrations whose pages were registered already", |of| {
+        Value::Count(of.registration_hits)
+    }),
+    metric("staged", "bytes", "Bytes of GPU memory copied through pinned host memory", |of| {
+        Value::Count(of.staged_bytes)
     }),
 ];
 

@@ -18,6 +18,7 @@ use super::kind::{AnySend, NicKind};
 use super::nic::{GpuRange, SharedNic};
 use super::queue_pair::{self, QueuePair};
 use crate::Error;
+use crate::memory_numbers::REGISTRATIONS;
 use crate::raw::Session;
 
 /// An open device.
@@ -76,7 +77,9 @@ impl<N: SharedNic> Adapter for Opened<N> {
     }
 
     fn reg_mr(&self, memory: &HostMemory, access: Access) -> Result<Registration, NicError> {
-        Ok(Box::new(self.nic.reg_mr(&self.pd, memory, access)?))
+        let region = self.nic.reg_mr(&self.pd, memory, access)?;
+        REGISTRATIONS.add(1);
+        Ok(Box::new(region))
     }
 
     fn gpu_reach(&self) -> NicReach {
@@ -89,7 +92,9 @@ impl<N: SharedNic> Adapter for Opened<N> {
         access: Access,
     ) -> Result<Registration, NicError> {
         // SAFETY: the caller has promised what `GpuNic::reg_gpu_mr` demands.
-        Ok(Box::new(unsafe { self.kind.reg_gpu_mr(&self.nic, &self.pd, memory, access) }?))
+        let region = unsafe { self.kind.reg_gpu_mr(&self.nic, &self.pd, memory, access) }?;
+        REGISTRATIONS.add(1);
+        Ok(Box::new(region))
     }
 
     fn listen(

@@ -5,6 +5,7 @@ use invar_cuda::{Direction, Driver, Gpu, GpuMemory, StagingBuffer};
 use super::budget::Share;
 use crate::device::gpu_allocation;
 use crate::error::Kind;
+use crate::memory_numbers::STAGED_BYTES;
 use crate::{Error, Settings};
 
 /// The least length of the memory. Lengths are powers of two, so that the memory serves again.
@@ -86,7 +87,9 @@ impl HostCopy {
     unsafe fn copy(&mut self, direction: Direction, addr: u64, len: usize) -> Result<(), Error> {
         // SAFETY: the caller keeps the bytes until the copy is done.
         let memory = unsafe { GpuMemory::from_raw(self.buffer.gpu(), addr, len, ()) };
-        Ok(self.buffer.start(0, direction, &memory, 0, len)?)
+        self.buffer.start(0, direction, &memory, 0, len)?;
+        STAGED_BYTES.add(len as u64);
+        Ok(())
     }
 }
 

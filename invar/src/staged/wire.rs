@@ -11,6 +11,7 @@ use invar_linux::memory::HostMemory;
 use super::StagedMessage;
 use super::budget::Share;
 use crate::error::Kind;
+use crate::memory_numbers::STAGED_BYTES;
 use crate::raw::{End, Keys, RecvBuf, RecvEnd, Registration, SendBuf, SendEnd};
 use crate::settings::StagingSize;
 use crate::{Device, Error};
@@ -215,6 +216,7 @@ impl<W: StagedWire + ?Sized> Port<StagedMessage> for Through<'_, W> {
                     .buffer
                     .start(slot, W::DIRECTION, memory, start, len as usize)
                     .map_err(Broken::Copy)?;
+                STAGED_BYTES.add(len.into());
             }
             return Ok(Started::Whole);
         }

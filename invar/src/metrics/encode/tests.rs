@@ -29,7 +29,8 @@ fn record(role: Role, peer: &str) -> Record {
 }
 
 fn process(pid: u32, records: Vec<Record>) -> Recorded {
-    let header = Header { process: Process::new(pid, "a"), unix_offset_ns: 0 };
+    let memory = MemoryNumbers { registrations: 3, registration_hits: 40, staged_bytes: 500 };
+    let header = Header { process: Process::new(pid, "a"), unix_offset_ns: 0, memory };
     let records = records.into_iter().enumerate().collect();
     let path = format!("/tmp/invar-1/{pid}.rec").into();
     Recorded { path, header, is_alive: true, records, ranks: Vec::new(), damaged: 0 }
@@ -59,6 +60,9 @@ fn each_open_connection_and_each_device_has_its_numbers() {
         // The connection that has closed has looked last at its device.
         r#"invar_device_sent_bytes_total{pid="7",recorder="/tmp/invar-1/7.rec",device="soft0"} 6000"#.to_owned(),
         r#"invar_device_rnr_total{pid="7",recorder="/tmp/invar-1/7.rec",device="soft0"} 4"#.to_owned(),
+        r#"invar_registrations_total{pid="7",recorder="/tmp/invar-1/7.rec"} 3"#.to_owned(),
+        r#"invar_registration_hits_total{pid="7",recorder="/tmp/invar-1/7.rec"} 40"#.to_owned(),
+        r#"invar_staged_bytes_total{pid="7",recorder="/tmp/invar-1/7.rec"} 500"#.to_owned(),
         "# EOF".to_owned(),
     ] {
         assert!(text.lines().any(|of| of == line), "no {line} in\n{text}");
