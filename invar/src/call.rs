@@ -59,8 +59,8 @@ impl<C: Requests> Waits for Call<'_, C> {
         self.comm.arm_waiter();
     }
 
-    fn park(&mut self) {
-        self.comm.park();
+    fn park(&mut self, is_asleep: bool) {
+        self.comm.park(is_asleep);
     }
 }
 

@@ -14,7 +14,7 @@ use crate::raw::{self, FlushBuf, RECVS_MAX, RecvBuf, RecvEnd};
 use crate::request::{Of, UnderWay};
 use crate::settings::EndSettings;
 use crate::staged::Staged;
-use crate::wait::{Waiter, Waits, until, wait};
+use crate::wait::{RECV_SLEEP_MAX, Waiter, Waits, until, wait};
 use crate::{Device, Error, MemoryRegion, Request};
 
 /// The receiving end of a connection.
@@ -67,7 +67,7 @@ impl RecvComm {
     pub(crate) fn new(end: Box<dyn RecvEnd>, device: Device, settings: &EndSettings) -> Self {
         let (receives, flushes) = (UnderWay::new(DEPTH_MAX), UnderWay::new(DEPTH_MAX));
         let (end, staged) = (ClosedOnDrop(Some(end)), Staged::new(settings.staging));
-        let waiter = Waiter::new(settings.spin);
+        let waiter = Waiter::new(settings.spin, RECV_SLEEP_MAX);
         RecvComm { end, receives, flushes, staged, waiter, abandoned: Vec::new(), device }
     }
 
@@ -322,8 +322,8 @@ impl Waits for RecvComm {
         self.waiter.arm(&self.staged, |interest| self.end.arm(interest));
     }
 
-    fn park(&mut self) {
-        self.end.park();
+    fn park(&mut self, is_asleep: bool) {
+        self.end.park(is_asleep);
     }
 }
 

@@ -12,7 +12,7 @@ use crate::raw::{SendBuf, SendEnd};
 use crate::request::{Of, UnderWay};
 use crate::settings::EndSettings;
 use crate::staged::Staged;
-use crate::wait::{Waiter, Waits, until, wait};
+use crate::wait::{SEND_SLEEP_MAX, Waiter, Waits, until, wait};
 use crate::{Device, Error, MemoryRegion, Request};
 
 /// The sending end of a connection. Dropping it closes the connection.
@@ -33,7 +33,7 @@ impl SendComm {
             end,
             under_way: UnderWay::new(CoreRequest::INDEX_END),
             staged: Staged::new(settings.staging),
-            waiter: Waiter::new(settings.spin),
+            waiter: Waiter::new(settings.spin, SEND_SLEEP_MAX),
             abandoned: Vec::new(),
             device,
         }
@@ -215,8 +215,8 @@ impl Waits for SendComm {
         self.waiter.arm(&self.staged, |interest| self.end.arm(interest));
     }
 
-    fn park(&mut self) {
-        self.end.park();
+    fn park(&mut self, is_asleep: bool) {
+        self.end.park(is_asleep);
     }
 }
 

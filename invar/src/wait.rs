@@ -15,14 +15,17 @@ use crate::staged::Staged;
 
 /// Calls between two looks at the clock.
 const CALLS: u32 = 8;
-/// The first sleep of a wait is at most this long. Each further sleep is at most four times as long as the one before.
+/// The first sleep of a wait is at most this long. Each further sleep is at most twice as long as the one before.
 ///
-/// A descriptor wakes the waiter when data arrives. Over a NIC, only the keeper notices a recovery, or a peer that
-/// has gone. The keeper wakes no waiter, so the waiter must also wake by itself.
+/// Descriptors wake the waiter when data arrives, or when the peer closes the connection. Other failures only the
+/// keeper notices. The keeper wakes no waiter, so the waiter must also wake by itself.
 const SLEEP_FIRST: Duration = Duration::from_millis(10);
-/// The longest sleep. It is below the four seconds after which the stall watch assumes that a program that parked
-/// waits no more.
-const SLEEP_MAX: Duration = Duration::from_secs(2);
+/// The longest sleep of a sender. Over TCP the keeper may read the news for which a sender waits, and the sender is
+/// then not woken.
+pub(crate) const SEND_SLEEP_MAX: Duration = Duration::from_millis(500);
+/// The longest sleep of a receiver. It is below the four seconds after which the stall watch assumes that a program
+/// that parked waits no more.
+pub(crate) const RECV_SLEEP_MAX: Duration = Duration::from_secs(2);
 /// The first and the longest sleep of a waiter that no descriptor wakes. For example, some NICs do not report that
 /// a peer has written to this host's memory.
 const BLIND: [Duration; 2] = [Duration::from_micros(20), Duration::from_millis(1)];
@@ -31,6 +34,7 @@ const BLIND: [Duration; 2] = [Duration::from_micros(20), Duration::from_millis(1
 #[derive(Debug)]
 pub(crate) struct Waiter {
     spin: Spin,
+    sleep_max: Duration,
     interest: Interest,
     /// Wakes a task that waits.
     alarm: Alarm,
@@ -43,14 +47,15 @@ pub(crate) trait Waits {
     /// Arms what ends a wait.
     fn arm_waiter(&mut self);
 
-    /// Notes that the waiter sleeps now.
-    fn park(&mut self);
+    /// Notes that the waiter goes to sleep, or that its wait is over.
+    fn park(&mut self, is_asleep: bool);
 }
 
 impl Waiter {
-    /// Creates the waits of an end, which spin for at most `spin`.
-    pub(crate) fn new(spin: Duration) -> Self {
-        Waiter { spin: Spin::new(spin), interest: Interest::default(), alarm: Alarm::default() }
+    /// Creates the waits of an end, which spin for at most `spin` and sleep for at most `sleep_max` at a time.
+    pub(crate) fn new(spin: Duration, sleep_max: Duration) -> Self {
+        let (interest, alarm) = Default::default();
+        Waiter { spin: Spin::new(spin), sleep_max, interest, alarm }
     }
 
     /// Arms the descriptors of an end by `arm`, for an end that may also wait for copies of a GPU.
@@ -73,21 +78,23 @@ impl Waiter {
 #[derive(Debug)]
 pub(crate) struct Sleeps {
     informed: Duration,
+    informed_max: Duration,
     blind: Duration,
 }
 
 impl Sleeps {
-    pub(crate) fn new() -> Self {
-        Sleeps { informed: SLEEP_FIRST, blind: BLIND[0] }
+    /// The sleeps of a waiter that sleeps for at most `max` if descriptors tell of all news.
+    pub(crate) fn new(max: Duration) -> Self {
+        Sleeps { informed: SLEEP_FIRST, informed_max: max, blind: BLIND[0] }
     }
 
     /// Returns how long the next sleep is at most.
     pub(crate) fn next(&mut self, is_blind: bool) -> Duration {
         let (sleep, max) = match is_blind {
             true => (&mut self.blind, BLIND[1]),
-            false => (&mut self.informed, SLEEP_MAX),
+            false => (&mut self.informed, self.informed_max),
         };
-        let next = (*sleep * 4).min(max);
+        let next = (*sleep * 2).min(max);
         std::mem::replace(sleep, next)
     }
 }
@@ -119,7 +126,8 @@ pub(crate) fn wait<E: Waits, T>(
     if !spins.is_zero() {
         end.waiter().spin.failed(spun);
     }
-    let mut sleeps = Sleeps::new();
+    let sleep_max = end.waiter().sleep_max;
+    let mut sleeps = Sleeps::new(sleep_max);
     loop {
         end.arm_waiter();
         if let Some(answer) = ask(end)? {
@@ -127,13 +135,14 @@ pub(crate) fn wait<E: Waits, T>(
         }
         let left = timeout.saturating_sub(start.elapsed());
         if left.is_zero() {
+            end.park(false);
             return Err(Kind::TimedOut { what, within: timeout }.into());
         }
-        end.park();
+        end.park(true);
         let interest = &mut end.waiter().interest;
         let sleep = sleeps.next(interest.is_blind());
         if interest.sleep(sleep.min(left)) {
-            sleeps = Sleeps::new();
+            sleeps = Sleeps::new(sleep_max);
         }
         if let Some(answer) = ask(end)? {
             return Ok(answer);
@@ -153,8 +162,9 @@ pub(crate) struct Alarm {
 
 impl Alarm {
     /// Lets the reactor wake the task when there is news.
-    fn set(&mut self, interest: &Interest, context: &Context<'_>) {
-        let within = self.sleeps.get_or_insert_with(Sleeps::new).next(interest.is_blind());
+    fn set(&mut self, interest: &Interest, sleep_max: Duration, context: &Context<'_>) {
+        let sleeps = self.sleeps.get_or_insert_with(|| Sleeps::new(sleep_max));
+        let within = sleeps.next(interest.is_blind());
         self.set_within(Some(interest), within, context);
     }
 
@@ -172,13 +182,13 @@ impl Alarm {
         }
     }
 
-    /// Ends a wait.
-    pub(crate) fn end(&mut self) {
-        if self.sleeps.take().is_some() | self.since.take().is_some()
-            && let Some(seat) = &self.seat
-        {
+    /// Ends a wait. Returns whether the task has slept.
+    pub(crate) fn end(&mut self) -> bool {
+        let has_slept = self.sleeps.take().is_some() | self.since.take().is_some();
+        if let Some(seat) = self.seat.as_ref().filter(|_| has_slept) {
             seat.forget();
         }
+        has_slept
     }
 
     /// Answers a task what it has got by asking. Without an answer, the task is woken after an eighth of the time
@@ -203,7 +213,9 @@ struct Waiting<'a, E: Waits>(&'a mut E);
 
 impl<E: Waits> Drop for Waiting<'_, E> {
     fn drop(&mut self) {
-        self.0.waiter().alarm.end();
+        if self.0.waiter().alarm.end() {
+            self.0.park(false);
+        }
     }
 }
 
@@ -222,9 +234,9 @@ pub(crate) async fn until<E: Waits, T>(
         if let Some(answer) = ask(end).transpose() {
             return Poll::Ready(answer);
         }
-        end.park();
-        let Waiter { interest, alarm, .. } = end.waiter();
-        alarm.set(interest, context);
+        end.park(true);
+        let Waiter { sleep_max, interest, alarm, .. } = end.waiter();
+        alarm.set(interest, *sleep_max, context);
         Poll::Pending
     })
     .await

@@ -52,15 +52,17 @@ impl Interest {
         self.arm(fd.as_fd(), EventFlags::OUT);
     }
 
-    /// Arms the descriptor of a connection that may end. The connection may have taken the place of another one, and
-    /// its descriptor the number, so the kernel is told each time.
+    /// Arms the descriptor of a connection that may end. An interest has one such connection at a time. If its end has
+    /// woken the waiter already, the waiter must look now and then until somebody else has noticed the end.
     pub fn hang_up(&mut self, fd: impl AsFd) {
-        let (fd, flags) = (fd.as_fd(), EventFlags::RDHUP);
-        self.known
-            .iter_mut()
-            .filter(|known| known.fd == fd.as_raw_fd())
-            .for_each(|known| known.is_armed = false);
-        self.arm(fd, flags);
+        let (fd, raw) = (fd.as_fd(), fd.as_fd().as_raw_fd());
+        let is_line = |known: &Known| known.flags == EventFlags::RDHUP;
+        self.known.retain(|known| !is_line(known) || known.fd == raw);
+        match self.known.iter().find(|known| is_line(known)) {
+            Some(known) if known.is_armed => {}
+            Some(_) => self.blind(),
+            None => self.arm(fd, EventFlags::RDHUP),
+        }
     }
 
     /// Says that the waiter may have something to do without any descriptor's news.
@@ -205,15 +207,22 @@ mod tests {
     #[test]
     fn the_end_of_a_connection_ends_the_sleep_and_its_data_does_not() {
         let mut interest = Interest::default();
+        let mut ended = Vec::new();
         for _ in 0..2 {
-            // The second pair has the numbers of the first.
             let (ours, mut theirs) = UnixStream::pair().unwrap();
             interest.begin();
             interest.hang_up(&ours);
+            assert!(!interest.is_blind());
             theirs.write_all(&[1]).unwrap();
             assert!(!interest.sleep(SHORT));
             drop(theirs);
             assert!(interest.sleep(LONG));
+            // An end that nobody notices keeps no processor busy.
+            interest.begin();
+            interest.hang_up(&ours);
+            assert!(interest.is_blind());
+            assert!(!interest.sleep(SHORT));
+            ended.push(ours);
         }
     }
 

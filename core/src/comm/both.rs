@@ -35,8 +35,8 @@ macro_rules! both {
             }
 
             /// If nothing is under way between the ends, returns the descriptor that is readable when the
-            /// peer has something to say, and nanoseconds. The next look may come so late, unless the
-            /// descriptor is readable or the program makes a call.
+            /// peer has something to say, and how many nanoseconds the next look may wait. The look comes sooner
+            /// if the descriptor is readable or the program makes a call.
             pub fn rest(&self) -> Option<(core::ffi::c_int, u64)> {
                 self.base.rest()
             }
@@ -47,9 +47,10 @@ macro_rules! both {
                 self.base.line()
             }
 
-            /// Notes that the program sleeps in the wait that it called last.
-            pub fn park(&mut self, now_ns: u64) {
-                self.base.stalls.park(now_ns);
+            /// Notes that the program goes to sleep in the wait that it called last, or with `None` that the wait is
+            /// over.
+            pub fn park(&mut self, asleep_ns: Option<u64>) {
+                self.base.stalls.park(asleep_ns);
             }
 
             /// Whether the host is to note the program's next call with `called`.

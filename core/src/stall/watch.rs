@@ -165,17 +165,20 @@ impl Watch {
 
     /// If the end stands still, returns the time to the next look. A warning is in time nevertheless.
     pub fn rest_ns(&self) -> Option<u64> {
-        const PART: u64 = 4;
-        let longest_ns = match self.settings.after_ns {
-            0 => REST_NS,
-            after_ns => REST_NS.min(after_ns / PART),
-        };
-        self.is_armed.then_some(longest_ns)
+        self.is_armed.then_some(self.rest_max_ns())
     }
 
-    /// Notes that the program sleeps in the wait that it called last.
-    pub fn park(&mut self, now_ns: u64) {
-        self.parked_ns = Some(now_ns);
+    fn rest_max_ns(&self) -> u64 {
+        const PART: u64 = 4;
+        match self.settings.after_ns {
+            0 => REST_NS,
+            after_ns => REST_NS.min(after_ns / PART),
+        }
+    }
+
+    /// Notes that the program goes to sleep in the wait that it called last, or with `None` that the wait is over.
+    pub fn park(&mut self, asleep_ns: Option<u64>) {
+        self.parked_ns = asleep_ns;
     }
 
     /// Notes a call of the program. `wait` is the call that could do nothing, or [`Wait::None`].
@@ -225,8 +228,10 @@ impl Watch {
     /// Whether the end waits: the network or the peer owes it something, or its program owes it a test.
     fn is_waiting_now(&self, now_ns: u64) -> bool {
         let Counts { begun, done, untested, is_recovering, .. } = self.counts;
-        let recent_ns = WAITS_WITHIN_NS.max(4 * now_ns.saturating_sub(self.looked_ns));
-        let is_recent = now_ns.saturating_sub(self.wait_ns) <= recent_ns;
+        // Of the calls between two looks only the first is noted.
+        let is_of_this_look = self.wait_ns >= self.looked_ns;
+        let gap_ns = if is_of_this_look { now_ns.saturating_sub(self.looked_ns) } else { 0 };
+        let is_recent = now_ns.saturating_sub(self.wait_ns) <= WAITS_WITHIN_NS.max(4 * gap_ns);
         let calls = self.wait != Wait::None && (is_recent || self.is_parked(now_ns));
         if is_recovering {
             return true;
@@ -239,10 +244,9 @@ impl Watch {
         }
     }
 
-    /// Whether the program sleeps in a wait. A program that a finished request has woken does not.
+    /// Whether the program sleeps in a wait.
     fn is_parked(&self, now_ns: u64) -> bool {
-        let is_recent = |at_ns: u64| now_ns.saturating_sub(at_ns) <= PARKS_WITHIN_NS;
-        self.counts.untested == 0 && self.parked_ns.is_some_and(is_recent)
+        self.parked_ns.is_some_and(|at_ns| now_ns.saturating_sub(at_ns) <= PARKS_WITHIN_NS)
     }
 
     /// Whether only the ranks of a communicator can judge a stall: over TCP a program that does nothing looks
@@ -318,7 +322,8 @@ impl Watch {
             own_still_ns.max(their_still_ns)
         };
         let theirs = self.answer.filter(|(view, heard_ns)| {
-            let every_ns = self.ask_every_ns(still_of(view));
+            // The question and the look that finds its answer come late by a rest each.
+            let every_ns = self.ask_every_ns(still_of(view)) + self.rest_max_ns();
             now_ns.saturating_sub(*heard_ns) <= 2 * every_ns + self.silent_after_ns()
         });
         let still_ns = theirs.map_or(own_still_ns, |(view, _)| still_of(&view));
@@ -348,7 +353,9 @@ impl Watch {
         if self.verdict.is_none() {
             self.stalls += 1;
         }
-        self.warn_at_ns = still_ns.saturating_mul(2);
+        while self.warn_at_ns <= still_ns {
+            self.warn_at_ns = self.warn_at_ns.saturating_mul(2);
+        }
         self.verdict = Some(verdict);
         // Who judges above knows of processes, and not of the network.
         let is_for_user = !self.settings.is_judged_above || verdict.cause.culprit().is_none();

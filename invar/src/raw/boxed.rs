@@ -43,8 +43,8 @@ macro_rules! impl_end {
                 (**self).rest()
             }
 
-            fn park(&mut self) {
-                (**self).park();
+            fn park(&mut self, is_asleep: bool) {
+                (**self).park(is_asleep);
             }
 
             fn called(&mut self) {

@@ -67,8 +67,8 @@ pub trait End: Send {
         None
     }
 
-    /// Notes that the program sleeps in the wait for which it has armed this end, and makes no call meanwhile.
-    fn park(&mut self) {}
+    /// Notes that the program goes to sleep in the wait for which it has armed this end, or that the wait is over.
+    fn park(&mut self, _is_asleep: bool) {}
 
     /// Notes that the program has made a call, after [`Care::Note`].
     fn called(&mut self) {}

@@ -77,11 +77,11 @@ impl<E: End + 'static> End for KeeperEnd<E> {
         self.end.lock().arm(interest);
     }
 
-    fn park(&mut self) {
+    fn park(&mut self, is_asleep: bool) {
         if let Some(mut end) = self.end.enter() {
-            return end.park();
+            return end.park(is_asleep);
         }
-        self.end.lock().park();
+        self.end.lock().park(is_asleep);
     }
 
     fn close(self: Box<Self>) {

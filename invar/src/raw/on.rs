@@ -58,8 +58,9 @@ pub(super) trait Tended {
         false
     }
 
-    /// If nothing is under way, returns the descriptor that is readable when the comm needs a look, and
-    /// nanoseconds. The next look may come so late, unless the descriptor is readable or the program makes a call.
+    /// If nothing is under way, returns the descriptor that is readable when the comm needs a look, and how many
+    /// nanoseconds the next look may wait. The look comes sooner if the descriptor is readable or the program makes a
+    /// call.
     fn rest(&self) -> Option<(RawFd, u64)>;
 
     /// Returns the descriptor that hangs up when the peer has gone, unless the descriptors of the data do.
@@ -67,8 +68,8 @@ pub(super) trait Tended {
         None
     }
 
-    /// Notes that the program sleeps in the wait that it called last.
-    fn park(&mut self, now_ns: u64);
+    /// Notes that the program goes to sleep in the wait that it called last, or with `None` that the wait is over.
+    fn park(&mut self, asleep_ns: Option<u64>);
 
     /// Whether the program's next call is to be noted.
     fn notes_call(&self) -> bool;
@@ -99,8 +100,8 @@ impl<N: SharedNic, S: Stream> Tended for comm::SendComm<N, S> {
         comm::SendComm::line(self)
     }
 
-    fn park(&mut self, now_ns: u64) {
-        comm::SendComm::park(self, now_ns);
+    fn park(&mut self, asleep_ns: Option<u64>) {
+        comm::SendComm::park(self, asleep_ns);
     }
 
     fn notes_call(&self) -> bool {
@@ -135,8 +136,8 @@ impl<N: SharedNic, S: Stream> Tended for comm::RecvComm<N, S> {
         comm::RecvComm::line(self)
     }
 
-    fn park(&mut self, now_ns: u64) {
-        comm::RecvComm::park(self, now_ns);
+    fn park(&mut self, asleep_ns: Option<u64>) {
+        comm::RecvComm::park(self, asleep_ns);
     }
 
     fn notes_call(&self) -> bool {
@@ -213,9 +214,9 @@ impl<C: Tended, N> On<C, N> {
         }
     }
 
-    pub(super) fn park(&mut self) {
-        let now_ns = self.now_ns();
-        self.comm.park(now_ns);
+    pub(super) fn park(&mut self, is_asleep: bool) {
+        let asleep_ns = is_asleep.then(|| self.now_ns());
+        self.comm.park(asleep_ns);
     }
 
     /// Checks whether the peer is still there, and continues a recovery.
@@ -252,8 +253,8 @@ impl<N: SharedNic, S: Stream + Send> End for On<comm::SendComm<N, S>, N> {
         On::rest(self)
     }
 
-    fn park(&mut self) {
-        On::park(self);
+    fn park(&mut self, is_asleep: bool) {
+        On::park(self, is_asleep);
     }
 
     fn called(&mut self) {
@@ -363,8 +364,8 @@ impl<N: SharedNic, S: Stream + Send> End for On<comm::RecvComm<N, S>, N> {
         On::rest(self)
     }
 
-    fn park(&mut self) {
-        On::park(self);
+    fn park(&mut self, is_asleep: bool) {
+        On::park(self, is_asleep);
     }
 
     fn called(&mut self) {

@@ -1,5 +1,6 @@
 //! The flight recorder's part of the keeper: writes what a look at an end has found.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, Once, PoisonError};
 
 use invar_core::conn::StreamError;
@@ -64,12 +65,17 @@ impl Snapshot {
     }
 }
 
-/// A record without changes is written this often, so that it shows when the end was looked at.
+/// A record without changes is written this often, or at each look if those are fewer, so that it shows when the end
+/// was looked at.
 const WRITE_EVERY_NS: u64 = 1_000_000_000;
 
 /// The record of one end.
 #[derive(Default)]
-pub(super) struct Recording(Mutex<Option<Open>>);
+pub(super) struct Recording {
+    open: Mutex<Option<Open>>,
+    /// Whether there was no place for the record.
+    is_refused: AtomicBool,
+}
 
 struct Open {
     record: Record,
@@ -86,20 +92,22 @@ impl Recording {
     /// Whether the next look is to read the device's counters, for a record. An end that rests leaves them alone,
     /// since many ends share a device.
     pub(super) fn is_counting_due(&self) -> bool {
-        let open = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_due = |open: &Open| {
-            open.has_moved && now_ns().saturating_sub(open.counted_ns) >= WRITE_EVERY_NS
-        };
-        open.as_ref().is_some_and(is_due)
+        match &*self.open.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(Open { has_moved, counted_ns, .. }) => {
+                *has_moved && now_ns().saturating_sub(*counted_ns) >= WRITE_EVERY_NS
+            }
+            None => !self.is_refused.load(Ordering::Relaxed),
+        }
     }
 
     /// Takes what a look has found.
     pub(super) fn look(&self, snapshot: &Snapshot) {
         let Snapshot { role, ends, view, verdict, numbers, nic, .. } = snapshot;
-        let mut open = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         let now_ns = now_ns();
         let Some(of_end) = &mut *open else {
             *open = Open::new(snapshot, now_ns);
+            self.is_refused.store(open.is_none(), Ordering::Relaxed);
             return;
         };
         let has_edge = of_end.note_edges(snapshot.state, now_ns);
@@ -129,7 +137,7 @@ impl Recording {
 
 impl Drop for Recording {
     fn drop(&mut self) {
-        let open = self.0.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let open = self.open.get_mut().unwrap_or_else(PoisonError::into_inner);
         if let Some(Open { record, place, state, .. }) = open {
             record.closed(now_ns());
             trace(record);
@@ -148,7 +156,7 @@ fn is_failure(error: CoreError, view: &EndView) -> bool {
 
 impl Open {
     fn new(snapshot: &Snapshot, now_ns: u64) -> Option<Self> {
-        let Snapshot { role, ends, view, verdict, numbers, state, .. } = snapshot;
+        let Snapshot { role, ends, view, verdict, numbers, nic, state } = snapshot;
         let place = match RecorderPlace::take(view.process) {
             Ok(place) => place,
             Err(NoPlace::NoFile) => return None,
@@ -166,13 +174,13 @@ impl Open {
         let mut record = Record::new(*role, ends.qpn, &ends.to_string(), *view, now_ns);
         let peer = ends.peer.map(|peer| peer.ip().to_canonical().to_string()).unwrap_or_default();
         record.name(&ends.device, &peer);
-        record.numbers = *numbers;
+        (record.numbers, record.nic) = (*numbers, nic.unwrap_or_default());
         (record.number, record.peer_clock) = (ends.number, ends.peer_clock);
         place.write(|turn| record.to_bytes(turn));
         trace(&record);
-        let (written_ns, counted_ns) = (now_ns, 0);
+        let (written_ns, counted_ns) = (now_ns, now_ns);
         let (verdict, state) = (*verdict, *state);
-        let has_moved = true;
+        let has_moved = false;
         Some(Open { record, verdict, state, written_ns, counted_ns, has_moved, place })
     }
 

@@ -32,8 +32,8 @@ impl Tended for SendComm {
         SendComm::rest(self)
     }
 
-    fn park(&mut self, now_ns: u64) {
-        SendComm::park(self, now_ns);
+    fn park(&mut self, asleep_ns: Option<u64>) {
+        SendComm::park(self, asleep_ns);
     }
 
     fn notes_call(&self) -> bool {
@@ -60,8 +60,8 @@ impl Tended for RecvComm {
         RecvComm::rest(self)
     }
 
-    fn park(&mut self, now_ns: u64) {
-        RecvComm::park(self, now_ns);
+    fn park(&mut self, asleep_ns: Option<u64>) {
+        RecvComm::park(self, asleep_ns);
     }
 
     fn notes_call(&self) -> bool {
@@ -97,8 +97,8 @@ impl End for SocketSend {
         On::rest(self)
     }
 
-    fn park(&mut self) {
-        On::park(self);
+    fn park(&mut self, is_asleep: bool) {
+        On::park(self, is_asleep);
     }
 
     fn called(&mut self) {
@@ -176,8 +176,8 @@ impl End for SocketRecv {
         On::rest(self)
     }
 
-    fn park(&mut self) {
-        On::park(self);
+    fn park(&mut self, is_asleep: bool) {
+        On::park(self, is_asleep);
     }
 
     fn called(&mut self) {

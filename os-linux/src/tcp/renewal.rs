@@ -133,16 +133,20 @@ impl Inside {
 /// Lets peers in that make connections of this process anew. Returns whether a connection waits for its end, which
 /// takes it by [`Stream::renew`].
 pub fn attend_renewals() -> bool {
-    let here = process::id();
-    let doors = DOORS.lock().unwrap_or_else(PoisonError::into_inner);
-    let doors = doors.iter().filter(|(place, _)| place.process == here);
-    let doors: Vec<_> = doors.filter_map(|(_, door)| door.upgrade()).collect();
     let waits = |door: &Arc<Door>| {
         let mut inside = door.inside();
         inside.let_in();
         !inside.new.is_empty()
     };
-    doors.iter().filter(|door| waits(door)).count() > 0
+    open_doors().iter().filter(|door| waits(door)).count() > 0
+}
+
+/// The doors of this process.
+fn open_doors() -> Vec<Arc<Door>> {
+    let here = process::id();
+    let doors = DOORS.lock().unwrap_or_else(PoisonError::into_inner);
+    let doors = doors.iter().filter(|(place, _)| place.process == here);
+    doors.filter_map(|(_, door)| door.upgrade()).collect()
 }
 
 /// How an end gets a new connection.

@@ -111,7 +111,7 @@ fn a_peer_whose_keeper_does_not_look_is_stopped() {
 }
 
 #[test]
-fn a_stopped_peer_is_asked_ever_less_often_and_as_before_once_it_answers() {
+fn a_stopped_peer_is_asked_ever_less_often_and_one_that_answers_every_30_s_at_least() {
     let mut pair = Pair::new(true);
     pair.run(LIMIT_NS / 10, Wait::None);
     pair.looks[1] = false;
@@ -127,7 +127,7 @@ fn a_stopped_peer_is_asked_ever_less_often_and_as_before_once_it_answers() {
     pair.looks[1] = true;
     pair.run(pair.now_ns + LIMIT_NS / 2, SEND);
     let next_ask_ns = pair.watches[0].next_ask_ns;
-    assert!(next_ask_ns <= pair.now_ns + LIMIT_NS / 4, "{next_ask_ns} after {}", pair.now_ns);
+    assert!(next_ask_ns <= pair.now_ns + ASK_EVERY_MAX_NS, "{next_ask_ns} after {}", pair.now_ns);
 }
 
 #[test]
@@ -188,7 +188,7 @@ fn a_program_that_sleeps_in_a_wait_may_sleep_for_four_seconds() {
         let mut watch = Watch::new(settings("a"), Role::Receiver, true, false);
         watch.called(Wait::Recv, MS);
         if parks {
-            watch.park(MS);
+            watch.park(Some(MS));
         }
         let mut last_ms = 0;
         for now_ms in (50..6_000).step_by(50) {
@@ -207,9 +207,71 @@ fn a_program_that_sleeps_is_in_its_call_until_a_request_is_done() {
     let pending = Counts { begun: 1, ..Counts::default() };
     watch.look(pending, MS);
     watch.called(Wait::Test, 2 * MS);
-    watch.park(2 * MS);
+    watch.park(Some(2 * MS));
     watch.look(pending, 2_000 * MS);
     assert_eq!((watch.view(3_000 * MS).call_ms, watch.view(3_000 * MS).wait), (0, Wait::Test));
     watch.look(Counts { done: 1, untested: 1, ..pending }, 3_000 * MS);
     assert_eq!(watch.view(4_000 * MS).call_ms, 3_998);
+}
+
+/// Looks at a pair as keepers do that let ends rest, for a minute. Every `period_ns` the receiver's program tests its
+/// receive, and then sleeps in that wait if it `parks`. Returns the times of the warnings of each end.
+fn resting(counts: [Counts; 2], period_ns: u64, parks: bool) -> [std::vec::Vec<u64>; 2] {
+    let mut pair = Pair::new(true);
+    pair.counts = counts;
+    let (mut warnings, mut next_ns, mut has_news) =
+        ([const { std::vec::Vec::new() }; 2], [0, 1_200 * MS], [false; 2]);
+    for now_ns in (0..60_000 * MS).step_by(LOOK_NS as usize) {
+        let receiver = &mut pair.watches[1];
+        if now_ns % period_ns == 0 {
+            if receiver.is_armed() {
+                receiver.called(Wait::Test, now_ns);
+                next_ns[1] = now_ns;
+            }
+            receiver.park(parks.then_some(now_ns));
+        }
+        for at in 0..2 {
+            if now_ns < next_ns[at] && !core::mem::take(&mut has_news[at]) {
+                continue;
+            }
+            pair.watches[at].look(pair.counts[at], now_ns);
+            if pair.watches[at].warning(now_ns, || OwnNetwork::of_host(Some(true))).is_some() {
+                warnings[at].push(now_ns / (1_000 * MS));
+            }
+            if let Some((view, asks)) = pair.watches[at].to_send(now_ns) {
+                pair.watches[1 - at].heard(view, asks);
+                has_news[1 - at] = true;
+            }
+            next_ns[at] = now_ns + pair.watches[at].rest_ns().unwrap_or(LOOK_NS);
+        }
+    }
+    warnings
+}
+
+#[test]
+fn ends_that_rest_warn_at_doubling_intervals() {
+    let pending = Counts { begun: 1, ..Counts::default() };
+    for warnings in resting([Counts::default(), pending], 2_000 * MS, true) {
+        let [first, second, third] = warnings[..] else { panic!("{warnings:?}") };
+        assert!((10..14).contains(&first), "{warnings:?}");
+        assert!((20..24).contains(&second) && (40..50).contains(&third), "{warnings:?}");
+    }
+}
+
+#[test]
+fn a_program_that_seldom_tests_is_not_warned_of() {
+    let pending = Counts { begun: 1, ..Counts::default() };
+    for period_ms in [3_000, 5_000] {
+        let warnings = resting([Counts::default(), pending], period_ms * MS, false);
+        assert!(warnings.iter().all(|of_end| of_end.is_empty()), "{warnings:?}");
+    }
+}
+
+#[test]
+fn a_request_that_nobody_tests_is_warned_of_once_each_time() {
+    let untested = Counts { begun: 1, done: 1, untested: 1, ..Counts::default() };
+    for warnings in resting([Counts::default(), untested], 1_000_000 * MS, false) {
+        assert!(warnings.len() <= 3, "{warnings:?}");
+        assert!(warnings.is_sorted_by(|one, next| next >= &(one + 8)), "{warnings:?}");
+    }
 }
