@@ -40,6 +40,9 @@ pub(crate) struct Args {
 /// A connection of a process: the recorder's file and the number in it.
 type Key = (PathBuf, usize);
 
+/// Records of connections, each with its process.
+type Records = HashMap<Key, (u32, Record)>;
+
 /// A connection as it is shown.
 #[derive(Serialize)]
 struct Row {
@@ -66,10 +69,11 @@ struct Row {
 
 pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
     let pause = Duration::from_secs(args.interval);
-    let mut before = look();
+    let (mut shown, mut before) = (look(), HashMap::new());
     loop {
         thread::sleep(pause);
         let now = look();
+        keep_older(&mut before, shown, &now);
         let rows = rows(&before, &now);
         let text = match (args.json, args.once) {
             (true, true) => json(&rows)?,
@@ -85,12 +89,22 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
         if args.once {
             return Ok(ExitCode::SUCCESS);
         }
-        before = now;
+        shown = now;
+    }
+}
+
+/// Keeps for each connection the record before its latest one: nobody looks at an idle connection for seconds.
+fn keep_older(before: &mut Records, shown: Records, now: &Records) {
+    before.retain(|key, _| now.contains_key(key));
+    for (key, older) in shown {
+        if now.get(&key).is_some_and(|(_, latest)| latest.looked_ns != older.1.looked_ns) {
+            before.insert(key, older);
+        }
     }
 }
 
 /// Reads the open connections of all living processes.
-fn look() -> HashMap<Key, (u32, Record)> {
+fn look() -> Records {
     let mut all = HashMap::new();
     for path in files() {
         // The process may have ended meanwhile.
@@ -111,7 +125,7 @@ fn look() -> HashMap<Key, (u32, Record)> {
 }
 
 /// The connections, those that move most first.
-fn rows(before: &HashMap<Key, (u32, Record)>, now: &HashMap<Key, (u32, Record)>) -> Vec<Row> {
+fn rows(before: &Records, now: &Records) -> Vec<Row> {
     let row = |(key, (pid, record)): (&Key, &(u32, Record))| {
         row(*pid, key.1, before.get(key).map(|(_, record)| record), record)
     };
@@ -206,6 +220,24 @@ mod tests {
     use invar_core::stall::EndView;
 
     use super::*;
+
+    #[test]
+    fn a_connection_that_was_not_looked_at_again_keeps_its_rate() {
+        let at = |looked_ns, bytes| {
+            let mut record = Record::new(Role::Sender, 1, "ends", EndView::default(), 1);
+            record.looked_ns = looked_ns;
+            record.numbers.bytes = bytes;
+            Records::from([(("a".into(), 0), (7, record))])
+        };
+        let mut before = Records::new();
+        let rate = |before: &mut Records, shown, now| {
+            keep_older(before, shown, &now);
+            rows(before, &now)[0].bytes_per_second
+        };
+        let (first, second) = (at(1_000_000_000, 0), at(3_000_000_000, 200));
+        assert_eq!(rate(&mut before, first, second.clone()), 100.0);
+        assert_eq!(rate(&mut before, second.clone(), second), 100.0);
+    }
 
     #[test]
     fn the_latencies_of_a_row_are_those_of_its_interval() {
