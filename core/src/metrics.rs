@@ -25,7 +25,7 @@ pub struct EndNumbers {
     pub latency: Histogram,
 }
 
-/// What a process has done with memory.
+/// Counts of a process: memory that it registered with NICs, and GPU memory that passed through host memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryNumbers {
     /// Number of registrations that were made with NICs.

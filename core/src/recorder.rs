@@ -51,7 +51,7 @@ pub struct Header {
     pub process: Process,
     /// Nanoseconds of the clock of the events at the Unix epoch's zero; add them to an event's time.
     pub unix_offset_ns: i64,
-    /// What the process has done with memory.
+    /// Counts of memory that the process has registered and staged.
     pub memory: MemoryNumbers,
 }
 

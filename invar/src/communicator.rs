@@ -36,10 +36,10 @@
 //!
 //! The first error of any rank ends the communicator on all ranks. Each current and each later call
 //! returns this error, which names the rank. A call that its own rank refuses, such as one with a wrong
-//! length, ends nothing, so the rank can make the right call instead. If a process is killed, the others notice within a second,
-//! because its connection with the hub ends. If a host is cut off, the others notice within half a
-//! minute. If a rank is present but does not do its part, the others give it up after
-//! `INVAR_COLL_TIMEOUT_MS`.
+//! length, ends nothing, so the rank can make the right call instead. If a process is killed, the others
+//! notice within a second, because its connection with the hub ends. If a host is cut off, the others
+//! notice within half a minute. If a rank is present but does not do its part, the others give it up
+//! after `INVAR_COLL_TIMEOUT_MS`.
 //!
 //! A rank may finish before the others. If its process has the [`Hub`](crate::Hub) and ends, the other
 //! ranks continue, but they no longer hear of each other. They then notice a missing rank by the

@@ -1,4 +1,4 @@
-//! What this process has done with memory, for the flight recorder and the metrics.
+//! Counts of memory that this process has registered and staged, for the flight recorder and the metrics.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -55,7 +55,8 @@ impl Interest {
     /// Arms the descriptor of a connection that may end. An interest has one such connection at a time. If its end has
     /// woken the waiter already, the waiter must look now and then until somebody else has noticed the end.
     pub fn hang_up(&mut self, fd: impl AsFd) {
-        let (fd, raw) = (fd.as_fd(), fd.as_fd().as_raw_fd());
+        let fd = fd.as_fd();
+        let raw = fd.as_raw_fd();
         let is_line = |known: &Known| known.flags == EventFlags::RDHUP;
         self.known.retain(|known| !is_line(known) || known.fd == raw);
         match self.known.iter().find(|known| is_line(known)) {

@@ -134,7 +134,7 @@ impl RecorderFile {
         self.file.write_all_at(record(self.turn).as_ref(), at as u64)
     }
 
-    /// Writes what the process has done with memory, if that has changed.
+    /// Writes the counts of memory that the process has registered and staged, if they have changed.
     ///
     /// # Errors
     /// A system call fails.

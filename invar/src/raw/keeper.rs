@@ -243,7 +243,7 @@ impl Keeper {
     /// Fails if the system has no room for a thread.
     pub fn of_namespace() -> Result<Self, Error> {
         let here = interface::namespace();
-        let mut of_process = OF_PROCESS.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut of_process = lock(&OF_PROCESS);
         of_process.retain(|(_, running)| running.strong_count() > 0);
         let mut keepers = of_process.iter().filter(|(namespace, _)| *namespace == here);
         // After `fork` a child has the list of its parent, without the threads.
@@ -304,7 +304,7 @@ impl Drop for Keeping {
 
 impl Ends {
     fn list(&self) -> MutexGuard<'_, List> {
-        self.list.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.list)
     }
 
     /// Ends the thread's sleep.
@@ -326,14 +326,12 @@ impl Ends {
             let mut news = Vec::new();
             poller.sleep(Some(pause), |number| news.push(number));
             let Some(ends) = self.wait(poller) else { return };
-            if !news.is_empty() {
-                let now = Instant::now();
-                for end in ends.iter().filter(|end| news.contains(&end.number)) {
-                    end.has_news(now);
-                    urgent.push(Arc::clone(end));
-                }
-            }
             let now = Instant::now();
+            let has_news = |end: &&Arc<Watched>| news.contains(&end.number);
+            for end in ends.iter().filter(has_news) {
+                end.has_news(now);
+                urgent.push(Arc::clone(end));
+            }
             if now >= next_full {
                 next_full = now + LOOK_EVERY.max(PER_END * ends.len() as u32);
                 if attend_renewals() {
@@ -361,8 +359,8 @@ impl Ends {
     }
 }
 
-fn lock<T>(of_end: &Mutex<T>) -> MutexGuard<'_, T> {
-    of_end.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Running {
