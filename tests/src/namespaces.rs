@@ -112,12 +112,20 @@ impl Hosts {
     /// that the kernel has not cut into packets counts as one packet.
     ///
     /// # Errors
-    /// Returns the output of `nft` if it fails, or an error that names its package if it is missing.
+    /// As [`Hosts::filter`].
     pub fn lose(&self, host: usize, per_mille: u32) -> Result<(), String> {
+        let rule = format!("meta l4proto {{ udp, tcp }} numgen random mod 1000 < {per_mille} drop");
+        self.filter(host, &rule)
+    }
+
+    /// Filters the packets that a host gets by a rule of nftables, in the place of an earlier one.
+    ///
+    /// # Errors
+    /// Returns the output of `nft` if it fails, or an error that names its package if it is missing.
+    pub fn filter(&self, host: usize, rule: &str) -> Result<(), String> {
         let rules = format!(
             "add table inet invar; delete table inet invar; table inet invar {{ chain in {{ type \
-             filter hook input priority 0; meta l4proto {{ udp, tcp }} numgen random mod 1000 < \
-             {per_mille} drop; }}; }}"
+             filter hook input priority 0; {rule}; }}; }}"
         );
         let output = self.program(host, "nft").arg(rules).output();
         let output = output.map_err(|error| format!("nft, of the package nftables: {error}"))?;

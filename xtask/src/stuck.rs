@@ -15,7 +15,8 @@ pub(crate) struct Args {
     only: Option<String>,
 }
 
-/// Builds the program `stuck` and becomes it, so that the table appears line by line. It needs root and iproute2.
+/// Builds the program `stuck` and becomes it, so that the table appears line by line. It needs root, iproute2 and
+/// nftables.
 pub(crate) fn run(shell: &Shell, args: &Args) -> Result<()> {
     shell.run(shell.cargo("build --release --package invar-testkit --bin stuck"))?;
     let program = Workspace::load(shell)?.target_dir.join("release/stuck");

@@ -249,6 +249,11 @@ impl Recovery {
         self.trouble.attempt_ns = now_ns;
     }
 
+    /// Whether new queue pairs were made before in the same trouble, and have carried nothing.
+    pub(super) fn is_in_vain(&self) -> bool {
+        self.trouble.attempts > 1
+    }
+
     /// Ends the recovery: the connection works again.
     pub(super) fn resume(&mut self, now_ns: u64, rows: [u64; 2]) {
         (self.stage, self.pause_ns) = (RecoveryStage::Open, *PAUSE_NS.start());

@@ -84,7 +84,8 @@ fn cause(sender: &EndView, receiver: &EndView) -> Cause {
     if sender.moves_in_calls {
         return cause_over_tcp(sender, receiver);
     }
-    if sender.is_recovering || receiver.is_recovering {
+    let recovers_in_vain = sender.recovers_in_vain || receiver.recovers_in_vain;
+    if !recovers_in_vain && (sender.is_recovering || receiver.is_recovering) {
         return Cause::Recovery;
     }
     // The sender's first unfinished message.
@@ -96,6 +97,9 @@ fn cause(sender: &EndView, receiver: &EndView) -> Cause {
     if sender.begun > sender.done {
         // Everything has arrived, and the sender does not know.
         return Cause::Network { to: Role::Sender, count: sender.begun - sender.done };
+    }
+    if recovers_in_vain {
+        return Cause::Recovery;
     }
     if receiver.begun > sender.begun {
         // A receive waits for its send.

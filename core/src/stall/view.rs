@@ -59,6 +59,8 @@ pub struct EndView {
     pub moves_in_calls: bool,
     /// Whether the end makes new queue pairs.
     pub is_recovering: bool,
+    /// Whether the end makes them because earlier new ones have carried nothing.
+    pub recovers_in_vain: bool,
     /// Number of receives that the sender has filled, or that the receiver has posted.
     pub begun: u64,
     /// Number of these that are acknowledged, or that have arrived.
@@ -138,6 +140,7 @@ const IS_WAITING: u32 = 1;
 const MOVES_IN_CALLS: u32 = 1 << 1;
 const IS_RECOVERING: u32 = 1 << 2;
 const IS_AHEAD: u32 = 1 << 3;
+const RECOVERS_IN_VAIN: u32 = 1 << 4;
 /// The lowest bit of the kind of wait, which has four bits.
 const WAIT_SHIFT: u32 = 8;
 
@@ -154,6 +157,7 @@ impl EndView {
         let flags = flag(self.is_waiting, IS_WAITING)
             | flag(self.moves_in_calls, MOVES_IN_CALLS)
             | flag(self.is_recovering, IS_RECOVERING)
+            | flag(self.recovers_in_vain, RECOVERS_IN_VAIN)
             | flag(self.ahead_tag.is_some(), IS_AHEAD)
             | wait << WAIT_SHIFT;
         ViewBytes {
@@ -189,6 +193,7 @@ impl EndView {
             is_waiting: flags & IS_WAITING != 0,
             moves_in_calls: flags & MOVES_IN_CALLS != 0,
             is_recovering: flags & IS_RECOVERING != 0,
+            recovers_in_vain: flags & RECOVERS_IN_VAIN != 0,
             begun: b.begun.get(),
             done: b.done.get(),
             seen: b.seen.get(),

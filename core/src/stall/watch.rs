@@ -51,6 +51,8 @@ pub struct Counts {
     pub untested: u32,
     /// Whether the end makes new queue pairs.
     pub is_recovering: bool,
+    /// Whether the end makes them because earlier new ones have carried nothing.
+    pub recovers_in_vain: bool,
 }
 
 /// Watches one end of a connection.
@@ -287,8 +289,7 @@ impl Watch {
 
     /// This end's view.
     pub fn view(&self, now_ns: u64) -> EndView {
-        let Counts { begun, done, seen, seen_tag, ahead_tag, lacking, untested, is_recovering } =
-            self.counts;
+        let Counts { begun, done, seen, seen_tag, ahead_tag, lacking, untested, .. } = self.counts;
         let is_parked = self.is_parked(now_ns);
         let is_recent = now_ns.saturating_sub(self.wait_ns) <= WAITS_WITHIN_NS || is_parked;
         // A program that sleeps in a wait is in its call still.
@@ -297,7 +298,8 @@ impl Watch {
             process: self.settings.process,
             is_waiting: self.is_waiting_now(now_ns),
             moves_in_calls: self.moves_in_calls,
-            is_recovering,
+            is_recovering: self.counts.is_recovering,
+            recovers_in_vain: self.counts.recovers_in_vain,
             begun,
             done,
             seen,

@@ -21,6 +21,7 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
             false => (self.rows_arrived(), self.base.reqs.done()),
         };
         let is_recovering = self.base.gate == Gate::Recovering;
-        Counts { begun, done, untested, is_recovering, ..Counts::default() }
+        let recovers_in_vain = is_recovering && self.base.recovery.is_in_vain();
+        Counts { begun, done, untested, is_recovering, recovers_in_vain, ..Counts::default() }
     }
 }

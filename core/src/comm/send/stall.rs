@@ -32,7 +32,18 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
             false => (self.rows_acknowledged(), self.base.reqs.done()),
         };
         let is_recovering = self.base.gate == Gate::Recovering;
-        Counts { begun, done, seen, seen_tag, ahead_tag: None, lacking, untested, is_recovering }
+        let recovers_in_vain = is_recovering && self.base.recovery.is_in_vain();
+        Counts {
+            begun,
+            done,
+            seen,
+            seen_tag,
+            ahead_tag: None,
+            lacking,
+            untested,
+            is_recovering,
+            recovers_in_vain,
+        }
     }
 
     /// The number of rows that the peer has acknowledged. Rows are acknowledged in order.

@@ -99,6 +99,17 @@ fn the_network_is_at_fault_if_both_ends_are_ready_and_nothing_arrives() {
     assert_eq!(cause_of(sender, arrived), Cause::Network { to: Role::Sender, count: 2 });
     let recovers = EndView { is_recovering: true, ..posted };
     assert_eq!(cause_of(sender, recovers), Cause::Recovery);
+    let in_vain = EndView { recovers_in_vain: true, ..recovers };
+    let cause = Cause::Network { to: Role::Receiver, count: 2 };
+    assert_eq!(cause_of(sender, in_vain), cause, "new queue pairs carry nothing either");
+}
+
+#[test]
+fn a_program_is_not_blamed_while_its_queue_pairs_are_made_anew() {
+    let [sender, receiver] = ends();
+    let posted = EndView { begun: 5, ..waiting(receiver, Wait::Test) };
+    let in_vain = EndView { seen: 5, is_recovering: true, recovers_in_vain: true, ..sender };
+    assert_eq!(cause_of(in_vain, posted), Cause::Recovery);
 }
 
 /// The same ends over TCP.

@@ -9,12 +9,15 @@ use invar::{
     Device, DeviceKind, Error, Handle, Listener, MemoryRegion, Request, SendComm, Settings,
 };
 use invar_testkit::library::first_device;
+use rustix::process::{Resource, Rlimit, setrlimit};
 
 use crate::family::{ADDRESSES, begin, is_begun, park, read_when_there, write_whole};
 
 /// Long enough for several packets.
 const BYTES: usize = 256 << 10;
 const TAG: u32 = 0x51;
+/// Bytes of address space of a process that runs out of memory.
+const MEMORY_MAX: u64 = 4 << 30;
 /// Number of messages before the fault.
 const MESSAGES: usize = 50;
 
@@ -55,6 +58,7 @@ fn recv(dir: &Path, fault: &str, settings: &Settings) -> Result<(), Error> {
             "endless loop" if has_begun => loop {
                 std::hint::spin_loop();
             },
+            "memory" if has_begun => take_all_memory(),
             "no test" if has_begun => {
                 while recv.irecv(&[(&to, 0..BYTES, TAG)])?.is_some() {}
                 park();
@@ -112,5 +116,15 @@ fn send(dir: &Path, fault: &str, settings: &Settings) -> Result<(), Error> {
         while send.test(&request)?.is_none() {
             thread::yield_now();
         }
+    }
+}
+
+/// Takes memory until the process, which may have only so much, ends.
+fn take_all_memory() -> ! {
+    let limit = Rlimit { current: Some(MEMORY_MAX), maximum: Some(MEMORY_MAX) };
+    setrlimit(Resource::As, limit).expect("a lower limit");
+    let mut taken = Vec::<Vec<u8>>::new();
+    loop {
+        taken.push(Vec::with_capacity(1 << 20));
     }
 }

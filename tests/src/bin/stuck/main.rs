@@ -8,6 +8,7 @@ mod case;
 mod end;
 mod family;
 mod rank;
+mod run;
 
 use std::process::ExitCode;
 
@@ -17,8 +18,8 @@ fn main() -> ExitCode {
     match args[..] {
         ["end", dir, role, fault] => end::run(dir.as_ref(), role, fault),
         ["rank", dir, rank, fault] => rank::run(dir.as_ref(), rank, fault),
-        [] => case::run_all(""),
-        [only] => case::run_all(only),
+        [] => run::run_all(""),
+        [only] => run::run_all(only),
         _ => panic!("usage: stuck [PART OF A CASE'S NAME]"),
     }
 }
