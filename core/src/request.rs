@@ -168,6 +168,13 @@ impl<T> Entry<T> {
         self.awaited = events as i32;
     }
 
+    /// Marks an incomplete request that lives here as never done.
+    pub(crate) fn cut_short(&mut self) {
+        if self.is_awaiting() {
+            self.key |= CUT;
+        }
+    }
+
     /// Returns whether an incomplete request lives here.
     pub(crate) fn is_awaiting(&self) -> bool {
         self.key < BEYOND && self.awaited != 0
@@ -309,8 +316,7 @@ impl<T, const N: usize> RequestRing<T, N> {
 
     /// Marks all incomplete requests as never done, because no more completions will arrive.
     pub(crate) fn cut_short(&mut self) {
-        let live = self.entries.iter_mut().filter(|entry| entry.key < BEYOND);
-        live.filter(|entry| entry.awaited != 0).for_each(|entry| entry.key |= CUT);
+        self.entries.iter_mut().for_each(Entry::cut_short);
     }
 
     /// The requests that await completions, each as its number and its entry. The order is that of the

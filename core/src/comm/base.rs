@@ -471,21 +471,29 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
             }
         }
         let heard = self.mend_line(now_ns, false).and_then(|()| self.hear());
-        let error = match heard {
+        match heard {
             Ok(()) if self.recovery.is_behind() => {
                 self.suspect(Suspicion::Peer);
-                return Ok(());
+                Ok(())
             }
-            Ok(()) => return Ok(()),
-            Err(error) if error.is_peer_gone() => error,
-            Err(error) => return Err(self.fail(error)),
-        };
+            Ok(()) => Ok(()),
+            Err(error) if error.is_peer_gone() => Err(self.peer_is_gone(error)),
+            Err(error) => Err(self.fail(error)),
+        }
+    }
+
+    /// Ends the comm, because the stream says that the peer has gone.
+    pub(super) fn peer_is_gone(&mut self, error: Error) -> Failed {
         // By now the completion queue contains everything that the peer sent before it closed.
         while self.gate != Gate::Failed && self.poll() {}
         if self.gate != Gate::Failed {
+            if self.recovery.is_under_way() {
+                // The queue pairs that had the requests have failed, and nobody sends them again.
+                self.reqs.cut_short();
+            }
             // A closed gate stops new requests.
             self.close(Gate::Closed, error);
         }
-        Err(self.refuse())
+        self.refuse()
     }
 }

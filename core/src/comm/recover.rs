@@ -70,11 +70,7 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
             let heard = self.mend_line(now_ns, is_urgent).and_then(|()| self.hear());
             match heard {
                 Ok(()) => {}
-                Err(error) if error.is_peer_gone() => {
-                    while self.gate != Gate::Failed && self.poll() {}
-                    self.close(Gate::Closed, error);
-                    return Err(self.refuse());
-                }
+                Err(error) if error.is_peer_gone() => return Err(self.peer_is_gone(error)),
                 Err(error) => return Err(self.fail(error)),
             }
             let has_lost_flushes = self.route.flushes().is_some_and(|flushes| flushes.is_broken());

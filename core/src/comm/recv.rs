@@ -387,7 +387,7 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
     /// Handles a call when the gate is not open. On the wire of NCCL 2.14 this waits for the ready word
     /// (`net_ib.cc ncclRecvCheck`). Returns whether the gate is now open.
     #[cold]
-    fn pass(&mut self) -> Result<bool, Failed> {
+    pub(in crate::comm) fn pass(&mut self) -> Result<bool, Failed> {
         match self.base.gate {
             Gate::Pending => {}
             Gate::Recovering => return Ok(false),

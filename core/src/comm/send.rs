@@ -371,7 +371,7 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
     /// Handles a send when the gate is not open. On the wire of NCCL 2.14 this finishes the exchange
     /// (`net_ib.cc ncclSendCheck`). Returns whether the exchange is over.
     #[cold]
-    fn pass(&mut self) -> Result<bool, Failed> {
+    pub(in crate::comm) fn pass(&mut self) -> Result<bool, Failed> {
         match self.base.gate {
             Gate::Pending => {}
             Gate::Recovering => return Ok(false),

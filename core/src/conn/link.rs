@@ -62,15 +62,10 @@ impl<N: Nic> Verbs<N> {
         let (rail, port) = lead_rail(&nic, rail.filter(|rail| *rail < nic.rails()))?;
         let pd = nic.connection_pd(&shared_pd)?;
         let depth = u32::from(settings.depth());
-        // Each queue pair needs room for receives and signaled slot writes, or for signaled sends.
-        // Flushes need more.
+        // If queue pairs stop, all their work requests complete, also those that ask for no completion.
         let flushes = if settings.flush { depth as usize } else { 0 };
         let QpCap { max_send_wr, max_recv_wr, .. } = capacities::<N>(&settings);
-        let completions = match settings.recovers() {
-            // If queue pairs stop, all their work requests complete.
-            true => (max_send_wr + max_recv_wr) as usize * qps + flushes + 1,
-            false => 2 * depth as usize * qps + flushes,
-        };
+        let completions = (max_send_wr + max_recv_wr) as usize * qps + flushes + 1;
         let cq = nic.create_cq(completions)?;
         let control = nic.alloc(control_bytes)?;
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;

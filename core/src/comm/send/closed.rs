@@ -6,11 +6,17 @@ use crate::comm::base::Gate;
 use crate::conn::{Stream, StreamError};
 use crate::error::Error;
 use crate::nic::Nic;
+use crate::request::Entry;
 
 impl<N: Nic, S: Stream> SendComm<N, S> {
-    /// Settles the sends under way, since the connection has ended.
+    /// Settles the sends under way, since the connection has ended. The NIC settles those that it has.
     pub(in crate::comm) fn peer_gone(&mut self) {
         self.heed_notice();
+        if !self.group.is_complete() {
+            // The NIC has none of the group's work requests, and the sends that it lacks are refused.
+            let row = self.base.reqs.row(self.group.first());
+            row.iter_mut().for_each(Entry::cut_short);
+        }
     }
 
     /// Finishes the sends that have arrived according to the peer's close notice, even if the NIC has

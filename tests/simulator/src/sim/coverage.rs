@@ -70,6 +70,7 @@ kinds! {
         QpBroken = "QP broken",
         LineLost = "TCP lost",
         LineOut = "TCP out",
+        EndKilled = "end killed",
         RankKilled = "rank killed",
     }
 }

@@ -1,6 +1,7 @@
 //! A history that a seed decides: hosts, links, comms, the calls on the comms, and faults.
 
-use invar_core::comm::RecoveryStage;
+mod comm;
+
 use invar_core::conn::{CommSettings, Wire};
 use invar_core::nic::{Nic, QpOptions};
 use invar_linux::rails::Rails;
@@ -8,9 +9,9 @@ use invar_linux::rails::Rails;
 use super::terrain::network;
 use super::{Event, Fault, Outcome, SimNic, State as MachineState, World};
 use crate::duo;
-use crate::model::comm::{End, Op, Remains, Shape, Traffic};
-use crate::pipe::Cable;
+use crate::model::comm::{End, Op, Shape, Traffic};
 use crate::random::Random;
+use comm::{Comm, State};
 
 /// The most time that a request takes with any faults: eight timeouts of 67 ms, and all
 /// retransmissions.
@@ -26,6 +27,13 @@ pub(super) const OUTAGE_NS: u64 = 4_000_000_000;
 
 /// The longest time after which an end learns that its peer has lost their stream.
 const KEEPALIVE_NS: u64 = 1_000_000_000;
+
+/// The fewest and the most actions of a history.
+const ACTIONS_MIN: u64 = 30;
+const ACTIONS_MAX: u64 = 180;
+
+/// The histories in a million in which the process of an end is killed.
+const DEATHS_PPM: u32 = 100_000;
 
 /// Runs the history of a seed.
 ///
@@ -85,24 +93,10 @@ struct History<N: Nic> {
     cuts: Vec<(u64, usize)>,
     /// The number of faults in a million actions.
     fault_ppm: u32,
-}
-
-struct Comm<N: Nic> {
-    /// The ports of both ends, one for each rail.
-    ports: [Vec<usize>; 2],
-    state: State<N>,
-    /// The network of the stream beside the queue pairs.
-    cable: Cable,
-    /// Whether the comm survives faults that last for less than [`RECOVERY_NS`].
-    recovers: bool,
-    /// Whether an event has happened after which this comm may fail.
-    may_fail: bool,
-}
-
-enum State<N: Nic> {
-    Open(Box<Traffic<N>>),
-    Failed(Box<Remains<N>>),
-    Over,
+    /// The actions before the process of an end is killed.
+    dies_after: Option<u64>,
+    /// Decides on the killed end alone, so that histories without one stay as they are.
+    fate: Random,
 }
 
 impl<N: Nic + Clone> History<N> {
@@ -122,6 +116,8 @@ impl<N: Nic + Clone> History<N> {
             world.report_ports();
         }
         let fault_ppm = random.pick(&[0, 0, 10_000, 40_000, 150_000]);
+        let mut fate = Random::new(!seed);
+        let dies_after = fate.chance(DEATHS_PPM).then(|| fate.below(ACTIONS_MAX));
         let (comms, outcome, gone) = (Vec::new(), Outcome::default(), Vec::new());
         let [downs, outs, cuts] = [const { Vec::new() }; 3];
         let mut history = History {
@@ -136,6 +132,8 @@ impl<N: Nic + Clone> History<N> {
             outs,
             cuts,
             fault_ppm,
+            dies_after,
+            fate,
         };
         for _ in 0..history.random.below(3) + 1 {
             history.connect(ipv6);
@@ -154,7 +152,10 @@ impl<N: Nic + Clone> History<N> {
     }
 
     fn act_often(&mut self) {
-        for _ in 0..self.random.below(150) + 30 {
+        for action in 0..self.random.below(ACTIONS_MAX - ACTIONS_MIN) + ACTIONS_MIN {
+            if self.dies_after == Some(action) {
+                self.kill_an_end();
+            }
             self.act();
         }
     }
@@ -259,6 +260,17 @@ impl<N: Nic + Clone> History<N> {
         }
     }
 
+    /// Kills the process of an end of a comm.
+    fn kill_an_end(&mut self) {
+        let which = self.fate.below(self.comms.len() as u64) as usize;
+        let comm = &mut self.comms[which];
+        let end = self.fate.pick(&[End::Sender, End::Receiver]);
+        if let State::Open(_) = comm.state {
+            self.world.note_fault(Fault::EndKilled, comm.machines(&self.world));
+            comm.end_early(&mut self.outcome, |traffic| traffic.kill(end));
+        }
+    }
+
     /// Breaks the stream of a comm, for one end or for both.
     fn lose_line(&mut self) {
         let which = self.random.below(self.comms.len() as u64) as usize;
@@ -334,7 +346,17 @@ impl<N: Nic + Clone> History<N> {
                 break;
             }
             let now = self.world.now_ns();
-            assert!(now < deadline_ns, "a request is under way after {REQUEST_MAX_NS} ns");
+            let states = || -> Vec<_> {
+                self.comms
+                    .iter()
+                    .map(|comm| comm.machines(&self.world).map(MachineState::name))
+                    .collect()
+            };
+            assert!(
+                now < deadline_ns,
+                "a request is under way after {REQUEST_MAX_NS} ns; senders and receivers: {:?}",
+                states()
+            );
             self.pass(pause_ns);
             // Most requests end soon. The others wait for timeouts.
             pause_ns = (pause_ns + pause_ns / 16).min(1_000_000);
@@ -354,109 +376,6 @@ impl<N: Nic + Clone> History<N> {
             outcome.count(Event::PacketSentAgain, counters.qps.packets_retransmitted);
         }
         outcome
-    }
-}
-
-impl<N: Nic> Comm<N> {
-    fn has(&self, port: usize) -> bool {
-        self.ports.iter().any(|ports| ports.contains(&port))
-    }
-
-    /// Whether no pair of rails is left.
-    fn is_cut_off(&self, gone: &[usize]) -> bool {
-        let [a, b] = &self.ports;
-        a.iter().zip(b).all(|(a, b)| gone.contains(a) || gone.contains(b))
-    }
-
-    /// The port of a queue pair of an end, and its number there.
-    fn place(&self, end: usize, qpn: u32) -> (usize, u32) {
-        (self.ports[end][qpn as usize >> 24], qpn & 0xff_ffff)
-    }
-
-    /// The states of the sending and of the receiving end.
-    fn machines(&self, world: &World) -> [MachineState; 2] {
-        use MachineState as Is;
-        match &self.state {
-            State::Over => [Is::SenderClosed, Is::ReceiverClosed],
-            State::Failed(remains) => match remains.open_end() {
-                Some(End::Sender) => [Is::SenderPeerClosed, Is::ReceiverClosed],
-                Some(End::Receiver) => [Is::SenderClosed, Is::ReceiverPeerClosed],
-                None => [Is::SenderClosed, Is::ReceiverClosed],
-            },
-            State::Open(traffic) => {
-                let [send_qpn, recv_qpn] = traffic.qpns();
-                let [sends, recvs] = traffic.in_flight();
-                let [sender, receiver] = [(0, send_qpn), (1, recv_qpn)].map(|(end, qpn)| {
-                    let (port, qpn) = self.place(end, qpn);
-                    world.qp_states(port, qpn)
-                });
-                let ([sender, _], [_, receiver]) = (sender, receiver);
-                // On the wire of NCCL 2.14 the receiver waits until the sender has started.
-                let starting = sender == Is::RequesterStarting;
-                let sender = match sender {
-                    Is::RequesterFailed => Is::SenderQpFailed,
-                    _ if starting => Is::SenderSettingUp,
-                    _ if sends > 0 => Is::SenderBusy,
-                    _ => Is::SenderIdle,
-                };
-                let receiver = match receiver {
-                    Is::ResponderFailed => Is::ReceiverQpFailed,
-                    _ if starting => Is::ReceiverSettingUp,
-                    _ if recvs > 0 => Is::ReceiverBusy,
-                    _ => Is::ReceiverIdle,
-                };
-                let [sending, receiving] = traffic.recovery_stages();
-                let sender = sending.map_or(sender, |stage| match stage {
-                    RecoveryStage::Suspected => Is::SenderSuspected,
-                    RecoveryStage::Draining => Is::SenderDraining,
-                    RecoveryStage::Stopped => Is::SenderStopped,
-                    RecoveryStage::Reported => Is::SenderReported,
-                    _ => Is::SenderReady,
-                });
-                let receiver = receiving.map_or(receiver, |stage| match stage {
-                    RecoveryStage::Suspected => Is::ReceiverSuspected,
-                    RecoveryStage::Draining => Is::ReceiverDraining,
-                    RecoveryStage::Stopped => Is::ReceiverStopped,
-                    RecoveryStage::Reported => Is::ReceiverReported,
-                    _ => Is::ReceiverReady,
-                });
-                [sender, receiver]
-            }
-        }
-    }
-
-    /// Takes a step. The step returns whether it was the last.
-    fn step(
-        &mut self,
-        outcome: &mut Outcome,
-        now_ns: u64,
-        step: impl FnOnce(&mut Traffic<N>) -> Result<bool, invar_core::error::Error>,
-    ) {
-        let over = match &mut self.state {
-            State::Over => return,
-            State::Failed(remains) => remains.finish(now_ns),
-            State::Open(traffic) => match step(traffic) {
-                Ok(false) => return,
-                Ok(true) => {
-                    outcome.count(Event::Recovery, u64::from(traffic.duo().send.attempts()));
-                    outcome.count(Event::MessageSent, traffic.messages());
-                    outcome.count(Event::CommDone, 1);
-                    true
-                }
-                Err(error) => {
-                    let report = traffic.duo().send.report(error);
-                    assert!(self.may_fail, "a comm failed without a reason: {report}");
-                    false
-                }
-            },
-        };
-        if over {
-            self.state = State::Over;
-        } else if let State::Open(traffic) = std::mem::replace(&mut self.state, State::Over) {
-            outcome.count(Event::CommFailed, 1);
-            outcome.count(Event::MessageSent, traffic.messages());
-            self.state = State::Failed(Box::new(traffic.abandon()));
-        }
     }
 }
 

@@ -61,6 +61,7 @@ const OF_COMMS: &[FaultRow] = &[
     ),
     (Fault::LineLost, COMM),
     (Fault::LineOut, COMM),
+    (Fault::EndKilled, COMM),
 ];
 
 const COMM_EVENTS: &[Event] = &[

@@ -1,14 +1,15 @@
-//! The remains of a connection after one of its ends has failed.
+//! The remains of a connection after one of its ends has failed or died.
 
 use invar_core::comm::{RecvComm, Request, SendComm};
 use invar_core::nic::Nic;
 
 use super::Traffic;
 use super::cells::Cells;
+use crate::duo::Duo;
 use crate::pipe::Pipe;
 
 /// The end that has not failed, if there is one. Its peer has closed, as an application closes a failed
-/// comm. So all its requests must end.
+/// comm, or has died. So this end must notice, and all its requests must end.
 pub struct Remains<N: Nic> {
     end: Option<Open<N>>,
     // Requests in flight may still use these buffers.
@@ -35,19 +36,27 @@ impl<N: Nic> Traffic<N> {
     /// # Panics
     /// Panics if no end has failed.
     pub fn abandon(self) -> Remains<N> {
-        let mut duo = self.duo;
+        let mut traffic = self;
+        let Duo { send, recv, .. } = &mut traffic.duo;
+        match (send.check_peer(0), recv.check_peer(0)) {
+            (Err(_), Err(_)) => Remains { end: None, _cells: [traffic.source, traffic.room] },
+            (Err(_), Ok(())) => traffic.kill(End::Sender),
+            (Ok(()), Err(_)) => traffic.kill(End::Receiver),
+            (Ok(()), Ok(())) => panic!("a comm gave an error that no end remembers"),
+        }
+    }
+
+    /// Ends the process of an end: its queue pairs and its stream go without a word to the peer.
+    pub fn kill(self, end: End) -> Remains<N> {
+        let Duo { send, recv, .. } = self.duo;
         let sends = self.sends.into_iter().map(|sending| sending.request);
         let recvs = self.recvs.into_iter().map(|recv| recv.request);
         let flushes = self.flushes.into_iter().map(|flush| flush.request);
-        let end = match (duo.send.check_peer(0), duo.recv.check_peer(0)) {
-            (Err(_), Err(_)) => None,
-            (Err(_), Ok(())) => {
-                Some(Open::Recv(Box::new(duo.recv), recvs.chain(flushes).collect()))
-            }
-            (Ok(()), Err(_)) => Some(Open::Send(Box::new(duo.send), sends.collect())),
-            (Ok(()), Ok(())) => panic!("a comm gave an error that no end remembers"),
+        let left = match end {
+            End::Sender => Open::Recv(Box::new(recv), recvs.chain(flushes).collect()),
+            End::Receiver => Open::Send(Box::new(send), sends.collect()),
         };
-        Remains { end, _cells: [self.source, self.room] }
+        Remains { end: Some(left), _cells: [self.source, self.room] }
     }
 }
 
@@ -60,21 +69,21 @@ impl<N: Nic> Remains<N> {
         })
     }
 
-    /// Tests all requests in flight once the end has noticed that its peer has closed. Returns whether
+    /// Tests all requests in flight once the end has noticed that its peer has gone. Returns whether
     /// everything is over.
     pub fn finish(&mut self, now_ns: u64) -> bool {
         match &mut self.end {
-            Some(Open::Send(comm, sends)) if !sends.is_empty() => {
+            Some(Open::Send(comm, sends)) => {
                 let is_noticed = comm.check_peer(now_ns).is_err();
                 sends.retain(|request| !is_noticed || comm.test(request) == Ok(None));
-                sends.is_empty()
+                is_noticed && sends.is_empty()
             }
-            Some(Open::Recv(comm, recvs)) if !recvs.is_empty() => {
+            Some(Open::Recv(comm, recvs)) => {
                 let is_noticed = comm.check_peer(now_ns).is_err();
                 recvs.retain(|request| !is_noticed || comm.test(request) == Ok(None));
-                recvs.is_empty()
+                is_noticed && recvs.is_empty()
             }
-            _ => true,
+            None => true,
         }
     }
 }
