@@ -23,7 +23,6 @@ mod peer;
 mod queue_pair;
 mod recorded;
 mod socket;
-mod tended;
 
 pub use crate::device::{Keys, deregister, queue_pair, register, register_gpu};
 pub use crate::staged::{HostCopy, gpu_of};
