@@ -13,6 +13,7 @@ mod closing;
 mod control;
 mod fast;
 mod flush;
+mod gone;
 mod group;
 mod line;
 mod post;

@@ -32,7 +32,7 @@ pub(super) enum Gate {
     Open,
     /// The comm is open, and a group of sends is being matched.
     Group,
-    /// The first calls finish the exchange of connection data (wire of NCCL 2.14).
+    /// The first calls, and looks at the peer, finish the exchange of connection data (wire of NCCL 2.14).
     Pending,
     /// New queue pairs are made; see [`super::recovery`].
     Recovering,
@@ -480,20 +480,5 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
             Err(error) if error.is_peer_gone() => Err(self.peer_is_gone(error)),
             Err(error) => Err(self.fail(error)),
         }
-    }
-
-    /// Ends the comm, because the stream says that the peer has gone.
-    pub(super) fn peer_is_gone(&mut self, error: Error) -> Failed {
-        // By now the completion queue contains everything that the peer sent before it closed.
-        while self.gate != Gate::Failed && self.poll() {}
-        if self.gate != Gate::Failed {
-            if self.recovery.is_under_way() {
-                // The queue pairs that had the requests have failed, and nobody sends them again.
-                self.reqs.cut_short();
-            }
-            // A closed gate stops new requests.
-            self.close(Gate::Closed, error);
-        }
-        self.refuse()
     }
 }

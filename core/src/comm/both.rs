@@ -13,15 +13,17 @@ macro_rules! both {
     ($($comm:ident)*) => {$(
         impl<N: Nic, S: Stream> $comm<N, S> {
             /// Checks that the peer still has its end open, and continues a recovery. An idle comm does not
-            /// notice a closed peer by itself. On a host this check costs a system call, so call it only from
+            /// notice a closed peer by itself. On the wire of NCCL 2.14 the check also continues the exchange of
+            /// connection data. On a host this check costs a system call, so call it only from
             /// time to time. `now_ns` is the time of any clock that never goes back.
             ///
             /// # Errors
             /// [`Error::PeerClosed`] if the peer has closed. Requests that are complete can still be tested.
             pub fn check_peer(&mut self, now_ns: u64) -> Result<(), Error> {
                 let checked = match self.base.gate {
-                    // On NCCL's wire the peer has yet to say that it has started.
-                    Gate::Pending => self.pass().map(drop),
+                    Gate::Pending => {
+                        self.exchange().map(drop).map_err(|error| self.base.exchange_failed(error))
+                    }
                     _ => self.base.check_peer(now_ns),
                 };
                 let checked = checked.and_then(|()| {

@@ -387,26 +387,26 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
     /// Handles a call when the gate is not open. On the wire of NCCL 2.14 this waits for the ready word
     /// (`net_ib.cc ncclRecvCheck`). Returns whether the gate is now open.
     #[cold]
-    pub(in crate::comm) fn pass(&mut self) -> Result<bool, Failed> {
+    fn pass(&mut self) -> Result<bool, Failed> {
         match self.base.gate {
             Gate::Pending => {}
             Gate::Recovering => return Ok(false),
             _ => return Err(self.base.refuse()),
         }
+        self.exchange().map_err(|error| self.base.fail(error))
+    }
+
+    /// Continues the exchange of connection data. Returns whether it is over.
+    pub(in crate::comm) fn exchange(&mut self) -> Result<bool, Error> {
         let Base { line, pending, .. } = &mut self.base;
-        let ready = match pending {
-            Some(exchange) => is_ready(&mut line.stream, exchange),
-            None => Ok(true),
-        };
-        match ready {
-            Ok(true) => {
-                self.base.pending = None;
-                self.base.gate = Gate::Open;
-                Ok(true)
-            }
-            Ok(false) => Ok(false),
-            Err(error) => Err(self.base.fail(error)),
+        if let Some(exchange) = pending
+            && !is_ready(&mut line.stream, exchange)?
+        {
+            return Ok(false);
         }
+        self.base.pending = None;
+        self.base.gate = Gate::Open;
+        Ok(true)
     }
 }
 

@@ -371,7 +371,7 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
     /// Handles a send when the gate is not open. On the wire of NCCL 2.14 this finishes the exchange
     /// (`net_ib.cc ncclSendCheck`). Returns whether the exchange is over.
     #[cold]
-    pub(in crate::comm) fn pass(&mut self) -> Result<bool, Failed> {
+    fn pass(&mut self) -> Result<bool, Failed> {
         match self.base.gate {
             Gate::Pending => {}
             Gate::Recovering => return Ok(false),
@@ -380,7 +380,8 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         self.exchange().map_err(|error| self.base.fail(error))
     }
 
-    fn exchange(&mut self) -> Result<bool, Error> {
+    /// Continues the exchange of connection data. Returns whether it is over.
+    pub(in crate::comm) fn exchange(&mut self) -> Result<bool, Error> {
         let Base { line, verbs, ends, pending, .. } = &mut self.base;
         let stream = &mut line.stream;
         let Some(exchange) = pending else { return Ok(true) };

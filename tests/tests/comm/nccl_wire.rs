@@ -2,8 +2,8 @@
 //! leaves uninitialised. They finish the handshake in their first calls, without blocking.
 
 use invar_core::auth::Session;
-use invar_core::comm::{RecvBuf, SendBuf};
-use invar_core::conn::{Acceptor, CommSettings, Connector, Stream, Wire};
+use invar_core::comm::{Flush, RecvBuf, SendBuf};
+use invar_core::conn::{Acceptor, CommSettings, Connector, Stream, StreamError, Wire};
 use invar_core::error::{Error, ErrorKind};
 use invar_core::nic::{Nic, Sge, WcOpcode};
 use invar_testkit::duo::Buffer;
@@ -127,10 +127,49 @@ fn a_ready_word_in_pieces_is_awaited() {
     assert!(early.to_string().starts_with("iflush in stage PendingReady: "), "{early}");
     for byte in 1u32.to_ne_bytes() {
         assert_eq!(recv.irecv(&[room]), Ok(None));
-        assert_eq!(recv.check_peer(0), Ok(()), "the word is not taken from under irecv");
+        assert_eq!(recv.check_peer(0), Ok(()), "the peer is there");
         assert_eq!(peer.pipe.send(&[byte]), Ok(1));
     }
     let _ = recv.irecv(&[room]).expect("irecv").expect("a request");
+}
+
+#[test]
+fn a_look_at_the_peer_takes_the_ready_word_too() {
+    let [ours, theirs]: [NullNic; 2] = NullNic::ports();
+    let (here, there) = Pipe::pair();
+    let mut acceptor = Acceptor::new(ours.clone(), 1, here, Session::UNKNOWN_PEER, settings(1), 0);
+    let mut peer = RawPeer::new(theirs, there, 1);
+    peer.send_info(true);
+    let mut recv = acceptor.poll(0).expect("no error").expect("a comm");
+    let to = Buffer::new(&ours, &1, 64);
+    let room = RecvBuf { addr: to.addr(0), len: 1, tag: 0, rkey: to.rkey() };
+    peer.take_info();
+    assert_eq!(peer.pipe.send(&1u32.to_ne_bytes()), Ok(4));
+    assert_eq!(recv.check_peer(0), Ok(()));
+    assert_eq!(recv.iflush(&[]), Ok(Flush::NotNeeded), "the exchange is over");
+    let _ = recv.irecv(&[room]).expect("irecv").expect("a request");
+}
+
+#[test]
+fn a_peer_that_closes_before_it_has_started_has_closed_in_order() {
+    let closed = Err(Error::PeerClosed(StreamError::Closed));
+    let [ours, theirs]: [NullNic; 2] = NullNic::ports();
+    let (here, there) = Pipe::pair();
+    let mut acceptor = Acceptor::new(ours.clone(), 1, here, Session::UNKNOWN_PEER, settings(1), 0);
+    let mut peer = RawPeer::new(theirs, there, 1);
+    peer.send_info(true);
+    let mut recv = acceptor.poll(0).expect("no error").expect("a comm");
+    peer.take_info();
+    assert_eq!(recv.check_peer(0), Ok(()));
+    drop(peer);
+    assert_eq!([recv.check_peer(0), recv.check_peer(0)], [closed; 2]);
+
+    let (here, there) = Pipe::pair();
+    let mut connector = Connector::new(ours, 1, here, None, settings(1), 0);
+    let mut send = connector.poll(0).expect("no error").expect("a comm");
+    assert_eq!(send.check_peer(0), Ok(()));
+    drop(there);
+    assert_eq!([send.check_peer(0), send.check_peer(0)], [closed; 2]);
 }
 
 #[test]

@@ -9,11 +9,11 @@ use crate::nic::Nic;
 use crate::request::Entry;
 
 impl<N: Nic, S: Stream> SendComm<N, S> {
-    /// Settles the sends under way, since the connection has ended. The NIC settles those that it has.
+    /// Settles the sends under way, since the connection has ended. The NIC completes those that were posted.
     pub(in crate::comm) fn peer_gone(&mut self) {
         self.heed_notice();
         if !self.group.is_complete() {
-            // The NIC has none of the group's work requests, and the sends that it lacks are refused.
+            // The group was never posted, and the sends that it lacks are refused now.
             let row = self.base.reqs.row(self.group.first());
             row.iter_mut().for_each(Entry::cut_short);
         }
