@@ -249,9 +249,9 @@ impl Recovery {
         self.trouble.attempt_ns = now_ns;
     }
 
-    /// Whether new queue pairs were made before in the same trouble, and have carried nothing.
+    /// Whether new queue pairs have worked since the trouble began, and have carried nothing.
     pub(super) fn is_in_vain(&self) -> bool {
-        self.trouble.attempts > 1
+        self.trouble.was_interrupted()
     }
 
     /// Ends the recovery: the connection works again.
@@ -307,6 +307,11 @@ impl Trouble {
         self.resumed_ns = now_ns;
     }
 
+    /// Whether the connection has worked for a while since the trouble began, without progress.
+    fn was_interrupted(&self) -> bool {
+        self.began_ns.is_some_and(|began_ns| self.resumed_ns > began_ns)
+    }
+
     pub(super) fn waited_ns(&self, now_ns: u64) -> u64 {
         now_ns.saturating_sub(self.began_ns.unwrap_or(now_ns))
     }
@@ -342,5 +347,22 @@ mod tests {
         assert_eq!([waited(1, ERROR, 0), waited(2, ERROR, 0), waited(30, ERROR, 0)], [0, 0, 28]);
         assert_eq!([waited(40, ERROR, 5), waited(50, ERROR, 5)], [0, 10]);
         assert_eq!([waited(60, Suspicion::Port("down"), 5), waited(61, ERROR, 5)], [0, 1]);
+    }
+
+    #[test]
+    fn trouble_is_interrupted_only_by_queue_pairs_that_have_worked() {
+        let mut trouble = Trouble::default();
+        trouble.begin(SECOND, SHORT, ERROR, 0);
+        trouble.resume(2 * SECOND, [1, 1], false);
+        trouble.begin(3 * SECOND, SHORT, ERROR, 0);
+        // Attempts in which no queue pair comes to work.
+        trouble.begin(4 * SECOND, SHORT, ERROR, 0);
+        assert!(!trouble.was_interrupted());
+        trouble.resume(5 * SECOND, [1, 1], false);
+        trouble.begin(6 * SECOND, SHORT, ERROR, 0);
+        assert!(trouble.was_interrupted());
+        trouble.resume(7 * SECOND, [2, 1], false);
+        trouble.begin(8 * SECOND, SHORT, ERROR, 1);
+        assert!(!trouble.was_interrupted());
     }
 }

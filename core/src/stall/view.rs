@@ -59,7 +59,7 @@ pub struct EndView {
     pub moves_in_calls: bool,
     /// Whether the end makes new queue pairs.
     pub is_recovering: bool,
-    /// Whether the end makes them because earlier new ones have carried nothing.
+    /// Whether the end makes them again, because the last new queue pairs have carried nothing.
     pub recovers_in_vain: bool,
     /// Number of receives that the sender has filled, or that the receiver has posted.
     pub begun: u64,

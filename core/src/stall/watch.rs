@@ -51,7 +51,7 @@ pub struct Counts {
     pub untested: u32,
     /// Whether the end makes new queue pairs.
     pub is_recovering: bool,
-    /// Whether the end makes them because earlier new ones have carried nothing.
+    /// Whether the end makes them again, because the last new queue pairs have carried nothing.
     pub recovers_in_vain: bool,
 }
 
