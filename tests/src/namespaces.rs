@@ -118,7 +118,7 @@ impl Hosts {
         self.filter(host, &rule)
     }
 
-    /// Filters the packets that a host gets by a rule of nftables, in the place of an earlier one.
+    /// Filters the packets that a host gets by a rule of nftables. The rule replaces an earlier one of this host.
     ///
     /// # Errors
     /// Returns the output of `nft` if it fails, or an error that names its package if it is missing.

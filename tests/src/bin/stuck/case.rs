@@ -18,14 +18,16 @@ pub(crate) enum Act {
     Nothing,
     /// Stops a process.
     Stop(usize),
-    /// Stops all processes of a host, and the host gets and sends nothing any more.
+    /// Stops all processes of a host, which then drops all that it gets.
     StopHost(usize),
-    /// Waits for the death of a process, which the fault kills.
+    /// Nothing. The fault ends this process.
     Die(usize),
     /// Runs `ip` on a host.
     Ip(usize, &'static [&'static str]),
-    /// A host drops the packets that it gets and that match a rule of nftables.
-    Drop(usize, &'static str),
+    /// A host loses so many of a thousand packets that it gets.
+    Lose(usize, u32),
+    /// A host filters the packets that it gets by a rule of nftables.
+    Filter(usize, &'static str),
 }
 
 pub(crate) struct Case {
@@ -56,6 +58,11 @@ const fn acted(name: &'static str, kind: Kind, act: Act, said: &'static [&'stati
     Case { name, kind, fault: "none", act, said, is_alike: false, is_none: false }
 }
 
+/// A receiver whose process ends. Only the sender can say so.
+const fn dies(name: &'static str, kind: Kind, fault: &'static str) -> Case {
+    Case { fault, ..acted(name, kind, Act::Die(1), &["error: ", "closed"]) }
+}
+
 /// A fault that no process must report.
 const fn none(name: &'static str, kind: Kind, act: Act) -> Case {
     Case { is_none: true, ..acted(name, kind, act, &[]) }
@@ -83,8 +90,6 @@ const LOSE_UDP: &[&str] = &[
     "rule add pref 1 ipproto udp lookup 77",
     "route flush cache",
 ];
-/// One UDP or TCP packet of 20, at random. A train that the kernel has not cut counts as one packet.
-const LOSSY: &str = "meta l4proto { udp, tcp } numgen random mod 100 < 5 drop";
 /// A path that carries small packets only, and sends no ICMP message about it.
 const BLACK_HOLE: &str = "meta length > 1000 drop";
 const LOSE_ALL: [&[&str]; 2] = [
@@ -165,17 +170,13 @@ pub(crate) const CASES: &[Case] = &[
     acted(
         "large packets lost",
         NIC_ENDS,
-        Act::Drop(1, BLACK_HOLE),
+        Act::Filter(1, BLACK_HOLE),
         &["the network from the sender"],
     ),
-    none("5 % lost", NIC_ENDS, Act::Drop(1, LOSSY)),
-    none("TCP lost", NIC_ENDS, Act::Drop(1, "meta l4proto tcp drop")),
+    none("5 % lost", NIC_ENDS, Act::Lose(1, 50)),
+    none("TCP lost", NIC_ENDS, Act::Filter(1, "meta l4proto tcp drop")),
     acted("a receiver's host stops", NIC_ENDS, Act::StopHost(1), &["the host of PEER"]),
-    Case {
-        act: Act::Die(1),
-        is_alike: false,
-        ..case("a receiver runs out of memory", NIC_ENDS, "memory", &["error: ", "closed"])
-    },
+    dies("a receiver runs out of memory", NIC_ENDS, "memory"),
     case(
         "a receive is never posted, TCP",
         TCP_ENDS,
@@ -222,16 +223,12 @@ pub(crate) const CASES: &[Case] = &[
     acted(
         "large packets lost, TCP",
         TCP_ENDS,
-        Act::Drop(1, BLACK_HOLE),
+        Act::Filter(1, BLACK_HOLE),
         &["the network from the sender"],
     ),
-    none("5 % lost, TCP", TCP_ENDS, Act::Drop(1, LOSSY)),
+    none("5 % lost, TCP", TCP_ENDS, Act::Lose(1, 50)),
     acted("a receiver's host stops, TCP", TCP_ENDS, Act::StopHost(1), &["the host of PEER"]),
-    Case {
-        act: Act::Die(1),
-        is_alike: false,
-        ..case("a receiver runs out of memory, TCP", TCP_ENDS, "memory", &["error: ", "closed"])
-    },
+    dies("a receiver runs out of memory, TCP", TCP_ENDS, "memory"),
     Case { is_none: true, ..case("a slow receiver, TCP", TCP_ENDS, "slow receiver", &[]) },
     Case { is_none: true, ..case("a slow receiver", NIC_ENDS, "slow receiver", &[]) },
     case(
@@ -253,12 +250,12 @@ pub(crate) const CASES: &[Case] = &[
     case("unequal counts", SOFT, "other count", UNEQUAL),
     case("unequal order", TCP, "other order", UNEQUAL),
     case("a send without its receive", Kind::Shared, "send without recv", &[RANK]),
-    none("5 % lost between ranks", SOFT, Act::Drop(1, LOSSY)),
-    none("5 % lost between ranks, TCP", TCP, Act::Drop(1, LOSSY)),
+    none("5 % lost between ranks", SOFT, Act::Lose(1, 50)),
+    none("5 % lost between ranks, TCP", TCP, Act::Lose(1, 50)),
     acted(
         "large packets lost between ranks",
         SOFT,
-        Act::Drop(1, BLACK_HOLE),
+        Act::Filter(1, BLACK_HOLE),
         &["the network from |does not arrive at rank"],
     ),
     acted(

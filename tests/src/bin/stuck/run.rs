@@ -127,18 +127,19 @@ fn act(case: &Case, hosts: &Hosts, pids: &[u32]) -> Result<Vec<usize>, String> {
         }
         Act::StopHost(host) => {
             thread::sleep(soon);
-            let its = (0..pids.len()).filter(|at| host_of(case, *at) == host);
-            let its: Vec<usize> = its.collect();
-            its.iter().try_for_each(|at| signal(pids[*at], Signal::STOP))?;
+            let there = (0..pids.len()).filter(|at| host_of(case, *at) == host);
+            let stopped: Vec<usize> = there.collect();
+            stopped.iter().try_for_each(|at| signal(pids[*at], Signal::STOP))?;
             hosts.filter(host, "drop")?;
-            Ok(its)
+            Ok(stopped)
         }
         Act::Die(at) => Ok(vec![at]),
         Act::Ip(host, commands) => {
             commands.iter().try_for_each(|command| hosts.ip(host, command).map(drop))?;
             Ok(vec![])
         }
-        Act::Drop(host, rule) => hosts.filter(host, rule).map(|()| vec![]),
+        Act::Lose(host, per_mille) => hosts.lose(host, per_mille).map(|()| vec![]),
+        Act::Filter(host, rule) => hosts.filter(host, rule).map(|()| vec![]),
     }
 }
 
