@@ -28,10 +28,6 @@ pub(super) const OUTAGE_NS: u64 = 4_000_000_000;
 /// The longest time after which an end learns that its peer has lost their stream.
 const KEEPALIVE_NS: u64 = 1_000_000_000;
 
-/// The fewest and the most actions of a history.
-const ACTIONS_MIN: u64 = 30;
-const ACTIONS_MAX: u64 = 180;
-
 /// The histories in a million in which the process of an end is killed.
 const DEATHS_PPM: u32 = 100_000;
 
@@ -93,8 +89,6 @@ struct History<N: Nic> {
     cuts: Vec<(u64, usize)>,
     /// The number of faults in a million actions.
     fault_ppm: u32,
-    /// The actions before the process of an end is killed.
-    dies_after: Option<u64>,
     /// Decides on the killed end alone, so that histories without one stay as they are.
     fate: Random,
 }
@@ -116,8 +110,7 @@ impl<N: Nic + Clone> History<N> {
             world.report_ports();
         }
         let fault_ppm = random.pick(&[0, 0, 10_000, 40_000, 150_000]);
-        let mut fate = Random::new(!seed);
-        let dies_after = fate.chance(DEATHS_PPM).then(|| fate.below(ACTIONS_MAX));
+        let fate = Random::new(!seed);
         let (comms, outcome, gone) = (Vec::new(), Outcome::default(), Vec::new());
         let [downs, outs, cuts] = [const { Vec::new() }; 3];
         let mut history = History {
@@ -132,7 +125,6 @@ impl<N: Nic + Clone> History<N> {
             outs,
             cuts,
             fault_ppm,
-            dies_after,
             fate,
         };
         for _ in 0..history.random.below(3) + 1 {
@@ -152,8 +144,10 @@ impl<N: Nic + Clone> History<N> {
     }
 
     fn act_often(&mut self) {
-        for action in 0..self.random.below(ACTIONS_MAX - ACTIONS_MIN) + ACTIONS_MIN {
-            if self.dies_after == Some(action) {
+        let actions = self.random.below(150) + 30;
+        let dies_before = self.fate.chance(DEATHS_PPM).then(|| self.fate.below(actions));
+        for action in 0..actions {
+            if dies_before == Some(action) {
                 self.kill_an_end();
             }
             self.act();

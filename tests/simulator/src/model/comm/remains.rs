@@ -1,6 +1,7 @@
 //! The remains of a connection after one of its ends has failed or died.
 
 use invar_core::comm::{RecvComm, Request, SendComm};
+use invar_core::error::Error;
 use invar_core::nic::Nic;
 
 use super::Traffic;
@@ -75,15 +76,26 @@ impl<N: Nic> Remains<N> {
         match &mut self.end {
             Some(Open::Send(comm, sends)) => {
                 let is_noticed = comm.check_peer(now_ns).is_err();
-                sends.retain(|request| !is_noticed || comm.test(request) == Ok(None));
+                sends.retain(|request| !is_noticed || !is_over(comm.test(request)));
                 is_noticed && sends.is_empty()
             }
             Some(Open::Recv(comm, recvs)) => {
                 let is_noticed = comm.check_peer(now_ns).is_err();
-                recvs.retain(|request| !is_noticed || comm.test(request) == Ok(None));
+                recvs.retain(|request| !is_noticed || !is_over(comm.test(request)));
                 is_noticed && recvs.is_empty()
             }
             None => true,
         }
+    }
+}
+
+/// Whether a request that was tested is over.
+///
+/// # Panics
+/// Panics if the comm does not know the request, which was not tested as done before.
+fn is_over<T>(tested: Result<Option<T>, Error>) -> bool {
+    match tested {
+        Err(error @ Error::UnknownRequest(_)) => panic!("a request is lost: {error}"),
+        tested => !matches!(tested, Ok(None)),
     }
 }

@@ -17,7 +17,7 @@ pub(super) struct Comm<N: Nic> {
     pub(super) state: State<N>,
     /// The network of the stream beside the queue pairs.
     pub(super) cable: Cable,
-    /// Whether the comm survives faults that last for less than [`RECOVERY_NS`].
+    /// Whether the comm survives faults that last for less than [`RECOVERY_NS`](super::RECOVERY_NS).
     pub(super) recovers: bool,
     /// Whether an event has happened after which this comm may fail.
     pub(super) may_fail: bool,
