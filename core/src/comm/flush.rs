@@ -135,6 +135,7 @@ impl<N: Nic> Flushes<N> {
     }
 
     /// Books the completion of a READ, and returns whether a flush awaited it.
+    #[inline(always)]
     pub(super) fn end(&mut self, wr_id: u64) -> bool {
         let is_old = generation(wr_id) != self.generation;
         is_old || self.reqs.at(wr_id as u32).book()

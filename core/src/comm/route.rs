@@ -128,14 +128,16 @@ impl<N: Nic> Route<N, Sending, MESSAGES> for Sent {
             self.backlog.finish(wc.wr_id as u32, rail_of(wc.qp_num));
         }
         let entry = reqs.at(wc.wr_id as u32);
-        let is_awaited = entry.book();
+        if !entry.book() {
+            return false;
+        }
         if N::RAILS_MAX > 1 && entry.is_complete() && entry.value.0.len > SMALL_BYTES_MAX {
             self.rail_work.was_last(wc);
         }
         if wc.wr_id & GROUP != 0 {
             self.book_group(reqs, wc.wr_id);
         }
-        is_awaited
+        true
     }
 
     fn rows_to_report(&self, _: &mut RequestRing<Sending, MESSAGES>, rows: u64, _: u64) -> u64 {
