@@ -32,8 +32,8 @@ struct Shown {
     gid_why: String,
     link_layer: &'static str,
     /// Payload bytes of a packet between two such devices, as in `invar perf`; `null` over TCP.
-    mtu: Option<u32>,
-    /// The largest path MTU of the verbs, which holds for a peer that is no Invar.
+    mtu: Option<usize>,
+    /// The largest path MTU of the verbs, which holds for a peer other than Invar.
     path_mtu: Option<u32>,
     /// Megabits a second; `null` if the interface does not tell.
     speed_mbps: Option<u32>,
@@ -49,11 +49,11 @@ struct Shown {
     state: &'static str,
     recvs_max: usize,
     relaxed_ordering: bool,
-    /// The ways by which messages get between the device and each GPU.
+    /// The data path between the device and each GPU.
     gpus: Vec<ShownGpu>,
 }
 
-/// The way between a device and one GPU.
+/// The data path between a device and one GPU.
 #[derive(Serialize)]
 struct ShownGpu {
     gpu: u32,

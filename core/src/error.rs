@@ -253,7 +253,7 @@ impl fmt::Display for Error {
             }
             Error::Auth(error) => write!(f, "no proof of who the peer is: {error}"),
             Error::Preface(error) => write!(f, "incompatible peer: {error}"),
-            Error::QpInfo(error) => write!(f, "the peer's QP info cannot be: {error}"),
+            Error::QpInfo(error) => write!(f, "the peer's QP info is invalid: {error}"),
             Error::Ready(got) => write!(f, "the peer's ready word is {got:02x?}, not 1"),
             Error::Hello(error) => write!(f, "incompatible peer: {error}"),
             Error::Frame(error) => error.fmt(f),

@@ -19,7 +19,9 @@
 //! Further modules: [`param`] has the user's settings, and [`device`] the rules for device names, links
 //! and cards. [`mr_cache`] keeps memory registrations, [`staging`] passes GPU memory through host
 //! memory, [`topology`] has the neighbours of a rank, and [`math`] divides sizes. [`bias`] lets a second
-//! thread look after a comm now and then.
+//! thread look after a comm now and then. [`stall`] finds out why a connection stands still,
+//! [`recorder`] has the records of the flight recorder, [`peer_clock`] reckons the offset of a peer's
+//! clock, and [`metrics`] counts.
 #![no_std]
 #![forbid(unsafe_code)]
 

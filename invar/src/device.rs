@@ -219,7 +219,7 @@ impl Device {
             gid: port.gid,
             link_layer: port.link_layer,
             mtu: port.active_mtu,
-            long_mtu_bytes: port.long_mtu_bytes,
+            long_mtu_bytes: port.long_mtu_bytes as usize,
             udp_port: Some(port.udp_port),
             ..info.clone()
         };
@@ -358,7 +358,7 @@ fn describe(device: &HostDevice, sysfs: &Path) -> Option<DeviceInfo> {
         gid_why: String::new(),
         link_layer: LinkLayer::Ethernet,
         mtu: interface.path_mtu()?,
-        long_mtu_bytes: interface.long_mtu_bytes(address),
+        long_mtu_bytes: interface.long_mtu_bytes(address) as usize,
         speed_mbps: interface.speed_mbps(sysfs),
         up: interface.up,
         udp_port: None,

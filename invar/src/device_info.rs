@@ -60,7 +60,7 @@ pub struct DeviceInfo {
     /// The largest path MTU.
     pub mtu: Mtu,
     /// Payload bytes of the longer packets that two software NICs may agree on; 0 if there are none.
-    pub long_mtu_bytes: u32,
+    pub long_mtu_bytes: usize,
     /// Megabits a second; `None` if the interface does not tell.
     pub speed_mbps: Option<u32>,
     /// Whether the port has a link.

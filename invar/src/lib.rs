@@ -63,7 +63,8 @@
 //! # Errors
 //!
 //! Every function that can fail returns [`Error`]. An error says whose fault it is, which peer,
-//! device or rank it is about, whether the connection is lost, and whether it was a timeout.
+//! device or rank it is about, whether the connection is lost, and whether it was a timeout. The calls of
+//! [`raw`] return the core's error, without these answers.
 //!
 //! # Ownership of memory
 //!

@@ -114,7 +114,7 @@ unsafe fn go_on_accepting(listening: *mut c_void, comm: *mut *mut c_void) -> Out
     // SAFETY: NCCL promises that `comm` has room for a comm.
     unsafe { comm.write(ptr::null_mut()) };
     let listening = LISTENERS.get(Number::from_ptr(listening));
-    let listening = listening.ok_or_else(|| misused("accept on what is no listening comm"))?;
+    let listening = listening.ok_or_else(|| misused("accept: not a listening comm"))?;
     if let Some(end) = listening.poll()? {
         let made = put_recv(end, (listening.number, &listening.device))?;
         // SAFETY: NCCL promises that `comm` has room for a comm.
@@ -284,7 +284,7 @@ pub(crate) unsafe extern "C" fn close_listen(comm: *mut c_void) -> Code {
             return Ok(());
         }
         let listening = LISTENERS.remove(Number::from_ptr(comm));
-        drop(listening.ok_or_else(|| misused("closeListen of what is no listening comm"))?);
+        drop(listening.ok_or_else(|| misused("closeListen: not a listening comm"))?);
         Ok(())
     })
 }

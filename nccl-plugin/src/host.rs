@@ -117,8 +117,8 @@ pub(crate) unsafe extern "C" fn init_collnet_v11(
     })
 }
 
-/// Ends a context of NCCL. With the last one the host ends, and `abandon` ends what still connects. NCCL 2.28
-/// and 2.29 end a null context after `init` has failed.
+/// Ends a context of NCCL. The last context drops the host, and `abandon` cancels the connections that are
+/// pending. NCCL 2.28 and 2.29 end a null context after `init` has failed.
 pub(crate) fn end_context(context: *mut c_void, abandon: impl FnOnce()) -> Outcome {
     if context.is_null() || context.addr() == OFF {
         return Ok(());
@@ -157,7 +157,7 @@ pub(crate) unsafe extern "C" fn devices(ndev: *mut c_int) -> Code {
     })
 }
 
-/// `devices` of collNet: those of the network, or none where collNet is off. Then NCCL makes no further
+/// `devices` of collNet: counts the network's devices, or 0 if collNet is off. After 0 NCCL makes no further
 /// call.
 pub(crate) unsafe extern "C" fn devices_of_collnet(ndev: *mut c_int) -> Code {
     call(|| {
@@ -309,7 +309,7 @@ impl Host {
             _ => {}
         }
         if members.len() > 1 && !self.settings.merges_nics() {
-            log::info!("makeVDevice: NCCL_IB_MERGE_NICS=0 lets no devices be joined");
+            log::info!("makeVDevice: NCCL_IB_MERGE_NICS=0 forbids joined devices");
             return Err(Failed(Code::INVALID_USAGE));
         }
         let mut joined = self.joined();
@@ -324,7 +324,7 @@ impl Host {
         let infos: Vec<DeviceInfo> = members.iter().map(|device| device.info.clone()).collect();
         let info = match infos.as_slice() {
             [one] => one.clone(),
-            // The first versions of NCCL that join devices end if this is INVALID_USAGE.
+            // The first versions of NCCL that join devices abort if `makeVDevice` returns INVALID_USAGE.
             all => DeviceInfo::joined(all).map_err(|error| {
                 log::info!("makeVDevice: {error}");
                 Failed(Code::SYSTEM_ERROR)

@@ -17,8 +17,8 @@ pub(crate) struct Raised {
     pub(crate) element: usize,
 }
 
-/// Events in order. The descriptor, a socket, has a byte to read while there are any. Only a holder of the
-/// lock takes or sends the byte. A socket lets a thread wait for the byte and not take it, in a call that
+/// A FIFO queue of events. Its descriptor, a socket, has a byte to read while the queue has events. Only a
+/// holder of the lock takes or sends the byte. A socket lets a thread wait for the byte and not take it, in a call that
 /// the kernel restarts after a signal (`SA_RESTART`); `poll` is never restarted.
 pub(crate) struct EventQueue<T> {
     fd: OwnedFd,

@@ -59,7 +59,7 @@ struct Row {
     device: Option<String>,
     /// The device of the other host.
     peer_device: Option<String>,
-    path_mtu: Option<u32>,
+    path_mtu: Option<usize>,
     half_round_trip_us: Option<f64>,
     gbytes_per_s: Option<f64>,
 }

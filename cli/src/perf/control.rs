@@ -97,7 +97,7 @@ impl Control {
     pub(super) fn recv<T: DeserializeOwned>(&mut self, within: Duration) -> Result<T, Failure> {
         let line = self.line(within)?;
         serde_json::from_str(&line).map_err(|error| {
-            Failure::new(format_args!("{} says what cannot be: {error}", self.peer))
+            Failure::new(format_args!("{} sent an invalid message: {error}", self.peer))
         })
     }
 

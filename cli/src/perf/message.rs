@@ -117,7 +117,7 @@ pub(super) struct Ready {
     /// The address of the server's device.
     pub(super) address: IpAddr,
     /// Payload bytes of a packet that the server's device allows.
-    pub(super) mtu: u32,
+    pub(super) mtu: usize,
     /// How many messages may be under way.
     pub(super) requests_max: u16,
 }

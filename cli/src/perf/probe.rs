@@ -46,7 +46,7 @@ pub(crate) struct ClockOffset {
 /// The results of a try.
 pub(crate) struct Tried {
     /// Payload bytes of a packet; `None` over TCP.
-    pub(crate) path_mtu: Option<u32>,
+    pub(crate) path_mtu: Option<usize>,
     /// Half a round trip of a short message, at the median.
     pub(crate) half_round_trip_us: f64,
     /// The fastest half round trip, which other work of the hosts delays least.

@@ -27,7 +27,7 @@ pub(super) struct Header {
     pub(super) peer: IpAddr,
     pub(super) peer_transport: String,
     /// Payload bytes of a packet; `None` over TCP, which also has no queue pairs.
-    pub(super) path_mtu: Option<u32>,
+    pub(super) path_mtu: Option<usize>,
     pub(super) qps: Option<u16>,
     pub(super) recvs: u16,
     pub(super) window: u16,

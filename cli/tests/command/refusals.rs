@@ -124,7 +124,7 @@ fn a_server_of_something_else_or_of_another_version_is_named() {
     for (proves, says, word) in [
         (false, &b"SSH-2.0-OpenSSH_9.2\r\n"[..], "is no server of invar perf: it says \"SSH-2.0"),
         (false, &other_version, "the peer speaks version 77 of Invar's wire, this side version"),
-        (true, b"{\"say\":\"What?\"}\n", "says what cannot be"),
+        (true, b"{\"say\":\"What?\"}\n", "sent an invalid message"),
         (true, b"{\"say\":\"Failed\",\"text\":\"no more\"}\n", "the server: no more"),
         (
             true,

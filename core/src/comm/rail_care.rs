@@ -109,11 +109,11 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         let Self { verbs, route, reqs, recovery, rails, ends, line, .. } = self;
         let attempt = recovery.attempt;
         let all = RailSet::first(rails.count);
-        // What could not be started is left out once. Then there may be nothing else.
+        // Skip a rail that failed to start for one attempt, unless all rails did.
         let shunned = core::mem::take(&mut rails.shunned);
         let wanted = if shunned == all { all } else { all.without(shunned) };
         rails.usable = verbs.renew_rails(attempt, wanted)?;
-        // A port that is up, and a device that does not work.
+        // The port of such a rail is up, but its device does not work.
         rails.failed = rails.failed.or(verbs.rails_up(RailSet::NONE).without(rails.usable));
         rails.told = rails.usable;
         (ends.qpn, ends.gid) = (verbs.nic.qp_num(&verbs.qp), verbs.port.gid);

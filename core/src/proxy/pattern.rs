@@ -2,7 +2,7 @@
 
 use crate::topology::{Direction, Ring, TREE_ARITY_MAX, Tree};
 
-/// Most legs of a pattern, reached by going up and down a tree.
+/// The largest number of legs of a pattern. A pattern that goes up and down a tree has so many.
 pub const LEGS_MAX: usize = 2 * (TREE_ARITY_MAX + 1);
 
 /// A pattern by which data travels between ranks (`ncclPattern_t`).

@@ -50,7 +50,7 @@ impl Device {
             gid_why: String::new(),
             link_layer: port.link_layer,
             mtu: port.active_mtu,
-            long_mtu_bytes: port.long_mtu_bytes,
+            long_mtu_bytes: port.long_mtu_bytes as usize,
             speed_mbps: Some(port.speed_mbps),
             up: port.state == PortState::Active,
             udp_port: Some(port.udp_port).filter(|udp_port| *udp_port != 0),

@@ -100,7 +100,7 @@ fn describe(port: &PortInfo, interfaces: &[Interface]) -> Option<DeviceInfo> {
         gid_why: port.gid.why.clone(),
         link_layer: attr.link_layer,
         mtu: attr.active_mtu,
-        long_mtu_bytes: attr.long_mtu_bytes,
+        long_mtu_bytes: attr.long_mtu_bytes as usize,
         speed_mbps: (attr.speed_mbps > 0).then_some(attr.speed_mbps),
         up: true,
         udp_port: Some(ROCE_UDP_PORT),

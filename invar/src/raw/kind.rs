@@ -39,7 +39,7 @@ pub enum AnyRecv {
 }
 
 impl AnySend {
-    /// Lets a keeper look after the end. The result suits callers that do not need the end's kind.
+    /// Lets a keeper look after the end. The boxed end hides the NIC's kind.
     pub fn kept(self, keeper: &Keeper) -> Box<dyn SendEnd> {
         match self {
             AnySend::Verbs(end) => Box::new(KeeperEnd::new(*end, keeper)),
@@ -51,7 +51,7 @@ impl AnySend {
 }
 
 impl AnyRecv {
-    /// Lets a keeper look after the end. The result suits callers that do not need the end's kind.
+    /// Lets a keeper look after the end. The boxed end hides the NIC's kind.
     pub fn kept(self, keeper: &Keeper) -> Box<dyn RecvEnd> {
         match self {
             AnyRecv::Verbs(end) => Box::new(KeeperEnd::new(*end, keeper)),

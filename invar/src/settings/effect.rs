@@ -37,7 +37,7 @@ impl Settings {
         LogFilter::new(self.log_level, &self.log_subsystems)
     }
 
-    /// Returns how a line of the log is to look (`INVAR_LOG_FORMAT`).
+    /// Returns the format of log lines (`INVAR_LOG_FORMAT`).
     pub fn log_format(&self) -> LogFormat {
         self.log_format
     }
@@ -100,9 +100,9 @@ impl Settings {
     }
 
     /// Returns the payload bytes of a full packet that a device offers to a peer.
-    pub fn mtu_bytes(&self, device: &DeviceInfo) -> u32 {
+    pub fn mtu_bytes(&self, device: &DeviceInfo) -> usize {
         let long = self.conn.long_mtu && self.conn.wire == conn::Wire::Invar;
-        device.mtu.bytes().max(if long { device.long_mtu_bytes } else { 0 })
+        (device.mtu.bytes() as usize).max(if long { device.long_mtu_bytes } else { 0 })
     }
 
     /// Returns whether `INVAR_TRANSPORT` allows a device of this kind.
@@ -183,8 +183,8 @@ impl Settings {
     }
 
     /// Returns whether a device's network routes adaptively (`NCCL_IB_ADAPTIVE_ROUTING`, or
-    /// [`Settings::adaptive_routing`]). By default InfiniBand does, and each network on the wire of NCCL 2.14,
-    /// which looks only at `NCCL_IB_AR_THRESHOLD`.
+    /// [`Settings::adaptive_routing`]). By default InfiniBand does. On the wire of NCCL 2.14 each network
+    /// does, since NCCL 2.14 looks only at `NCCL_IB_AR_THRESHOLD`.
     pub fn routes_adaptively(&self, device: &DeviceInfo) -> bool {
         self.is_adaptive(device.link_layer)
     }

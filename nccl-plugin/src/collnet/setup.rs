@@ -84,7 +84,7 @@ pub(crate) unsafe extern "C" fn connect(
         // SAFETY: NCCL promises that `comm` has room for a comm.
         unsafe { comm.write(ptr::null_mut()) };
         let listening = LISTENERS.get(Number::from_ptr(listening));
-        let listening = listening.ok_or_else(|| misused("connect on what is no listening comm"))?;
+        let listening = listening.ok_or_else(|| misused("connect: not a listening comm"))?;
         // SAFETY: The caller upholds NCCL's contract of `connect`.
         let (nranks, rank, first) = unsafe { first_handle(handles, nranks, rank) }?;
         let id = UniqueId::from_bytes(first)
@@ -164,7 +164,7 @@ pub(crate) unsafe extern "C" fn close_listen(comm: *mut c_void) -> Code {
             return Ok(());
         }
         let listening = LISTENERS.remove(Number::from_ptr(comm));
-        drop(listening.ok_or_else(|| misused("closeListen of what is no listening comm"))?);
+        drop(listening.ok_or_else(|| misused("closeListen: not a listening comm"))?);
         Ok(())
     })
 }

@@ -51,7 +51,7 @@ pub enum ClientErrorKind {
     /// The request is invalid, or the answer does not match the request.
     #[error(transparent)]
     Call(#[from] CallError),
-    /// The proxy cannot be reached, or no longer.
+    /// The proxy is unreachable, or the connection to it was lost.
     #[error("{0}; has that process ended?")]
     Io(#[from] io::Error),
     /// The answer took too long.

@@ -423,7 +423,7 @@ impl Shared {
                 drop(blobs);
                 self.news.notify_all();
                 if full {
-                    let text = "it tells more than anybody asks for".to_owned();
+                    let text = "it sent more than 256 MiB that no rank has asked for".to_owned();
                     let rank = Some(header.from);
                     self.fail(Failure { rank, reporter: rank, text });
                 }

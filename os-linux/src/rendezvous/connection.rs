@@ -22,9 +22,9 @@ pub(super) enum Lost {
     Closed,
     #[error("its connection broke: {0}")]
     Os(io::Error),
-    #[error("it says what cannot be: {0}")]
+    #[error("it sent an invalid message: {0}")]
     Frame(#[from] FrameError),
-    #[error("a message of its was changed on the way, or is none of its")]
+    #[error("a message failed its authentication: it was changed on the way, or is a stranger's")]
     Forged,
 }
 

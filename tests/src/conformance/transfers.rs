@@ -13,11 +13,11 @@ use crate::pattern::pattern;
 pub(super) fn checks<N: Nic + Clone>() -> Vec<Check<N>> {
     vec![
         ("every operation moves its bytes at every size", sizes),
-        ("the same in adaptive-routing mode, where both ports have it", sizes_adaptive),
-        ("and in longer packets than the verbs have, where both ports can", sizes_long),
+        ("every operation moves its bytes in adaptive-routing mode, if both ports have it", sizes_adaptive),
+        ("every operation moves its bytes in longer packets than the verbs have, if both ports can", sizes_long),
         ("bytes move between any two offsets", offsets),
         ("immediates pass through unchanged", immediates),
-        ("an unsignaled request completes without a word", unsignaled),
+        ("an unsignaled request makes no completion", unsignaled),
         ("an immediate comes after all that was written before it", ordering),
         ("inline bytes are taken while posting", inline),
         ("a slot is whole once its last word is there", slots),
@@ -123,11 +123,11 @@ fn transfer<N: Nic + Clone>(
         equal("bytes read", done.byte_len as usize, len)?;
         ensure!(a.buffer.read(0, len) == moved.0, "other bytes were read");
         ensure!(a.buffer.read(len, GUARD) == here[len..], "bytes behind were written");
-        ensure!(b.buffer.read(0, len + GUARD) == there, "what was read has changed");
+        ensure!(b.buffer.read(0, len + GUARD) == there, "the buffer that was read has changed");
     } else {
         ensure!(b.buffer.read(0, len) == moved.0, "other bytes arrived");
         ensure!(b.buffer.read(len, GUARD) == moved.1[len..], "bytes behind were written");
-        ensure!(a.buffer.read(0, len + GUARD) == here, "what was sent has changed");
+        ensure!(a.buffer.read(0, len + GUARD) == here, "the sender's buffer has changed");
     }
     Ok(())
 }
@@ -146,7 +146,7 @@ fn offsets<N: Nic + Clone>(bench: &mut Bench<N>) -> Verdict {
                 b.buffer.read(to, len) == a.buffer.read(from, len)
                     && b.buffer.read(0, to).iter().all(|&byte| byte == 0xee)
                     && b.buffer.read(to + len, 64) == [0xee; 64],
-                "{len} bytes from offset {from} to {to} arrived as others"
+                "{len} bytes from offset {from} to {to} arrived changed"
             );
         }
     }

@@ -17,7 +17,7 @@ const WINDOW: usize = 8;
 const SLICE: Duration = Duration::from_millis(500);
 /// The longest wait for the peer to connect.
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// An end that has waited for so long naps for as long.
+/// After this idle time an end sleeps for the same time.
 const NAP: Duration = Duration::from_millis(1);
 const SEED: u64 = 14791;
 
@@ -145,7 +145,7 @@ fn send(
     }
     slice.time = last_line.elapsed();
     say(slice.line())?;
-    // An empty message says that this was all.
+    // An empty message ends the stream.
     comm.send(region, 0..0, 0, TIMEOUT)?;
     Ok(())
 }
@@ -203,14 +203,14 @@ fn nap(idle: Duration) {
     }
 }
 
-/// Tells the first process something.
+/// Prints a line for the first process.
 fn say(text: impl fmt::Display) -> Result<(), Failure> {
     print(io::stdout(), "to the first process", &text.to_string())
 }
 
 /// Reads a handle.
 fn parse(text: &str) -> Result<Handle, Failure> {
-    let refused = || Failure::new("the receiving end has told no handle");
+    let refused = || Failure::new("the receiving end has printed no valid handle");
     let byte = |at: usize| u8::from_str_radix(text.get(at..at + 2)?, 16).ok();
     let bytes: Option<Vec<u8>> = (0..text.len() / 2).map(|i| byte(2 * i)).collect();
     let bytes = bytes.and_then(|bytes| bytes.try_into().ok()).ok_or_else(refused)?;

@@ -154,7 +154,7 @@ impl fmt::Display for QpInfoError {
             QpInfoError::Qpn { index, qpn } => {
                 write!(f, "queue pair number {index} is {qpn:#x}, not from 0x2 to 0xffffff")
             }
-            QpInfoError::NoGid => f.write_str("an Ethernet peer without a GID"),
+            QpInfoError::NoGid => f.write_str("the Ethernet peer's GID is zero"),
             QpInfoError::Fifo { addr, rkey } => write!(
                 f,
                 "a FIFO at address {addr:#x} with rkey {rkey:#x} (neither may be 0, and the \

@@ -52,7 +52,7 @@ impl Worker {
 }
 
 impl Worker {
-    /// Lets the next chunk that moves end the owner's wait. Look for moved chunks afterwards, before the
+    /// Arms the owner's event for the next chunk that moves. Look for moved chunks afterwards, before the
     /// sleep.
     pub(super) fn arm(&self, interest: &mut Interest) {
         let _ = rustix::io::read(&self.shared.moved, &mut [0; 8]);
