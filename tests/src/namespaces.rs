@@ -48,13 +48,7 @@ impl Hosts {
             hosts.ip(host, "link set lo up")?;
             hosts.ip(host, "link set v0 up")?;
         }
-        let start = Instant::now();
-        while !(0..2).all(|host| hosts.has_link(host, "v0")) {
-            if start.elapsed() > TIMEOUT {
-                return Err("the link between the namespaces does not come up".to_owned());
-            }
-            thread::sleep(Duration::from_millis(10));
-        }
+        hosts.await_link("v0")?;
         Ok(hosts)
     }
 
@@ -70,10 +64,15 @@ impl Hosts {
             self.ip(host, &format!("addr add {addr}/24 dev {name}"))?;
             self.ip(host, &format!("link set {name} up"))?;
         }
+        self.await_link(name)
+    }
+
+    /// Waits until both ends of a cable have a link.
+    fn await_link(&self, name: &str) -> Result<(), String> {
         let start = Instant::now();
         while !(0..2).all(|host| self.has_link(host, name)) {
             if start.elapsed() > TIMEOUT {
-                return Err(format!("the link {name} does not come up"));
+                return Err(format!("the link {name} between the namespaces does not come up"));
             }
             thread::sleep(Duration::from_millis(10));
         }

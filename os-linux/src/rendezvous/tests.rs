@@ -8,7 +8,7 @@ use invar_core::rendezvous::{
     COMMUNICATOR_ID_BYTES, RendezvousHeader, RendezvousKind, RendezvousMessage, Roster, Speaker,
     UniqueId, admit, join,
 };
-use invar_test_wait::until;
+use invar_test_wait::{until, watch};
 
 use super::connection::Connection;
 use super::*;
@@ -202,14 +202,7 @@ fn callers_who_say_nothing_keep_no_rank_out() {
 
 /// Waits for the next message.
 fn hear(connection: &mut Connection) -> (RendezvousHeader, Vec<u8>) {
-    let start = Instant::now();
-    loop {
-        match connection.recv().unwrap() {
-            Some(said) => return said,
-            None => thread::sleep(Duration::from_micros(100)),
-        }
-        assert!(start.elapsed() < TIMEOUT, "nothing comes");
-    }
+    watch("a message", || connection.recv().unwrap())
 }
 
 /// Joins up to the start, and then neither sends nor receives.
@@ -352,15 +345,14 @@ fn who_comes_when_all_have_joined_is_told_that_nobody_listens() {
     let hub = hub(1, TIMEOUT);
     let id = hub.id();
     let _there = meet(&id, (0, 1), TIMEOUT).unwrap();
-    let since = Instant::now();
     let late = || meet(&id, (0, 1), Duration::from_millis(50)).unwrap_err().to_string();
     // The hub may not have stopped listening yet.
-    while !late().ends_with(
-        ": nobody listens there any more, or yet, within 50ms: either all ranks have joined \
-         already, or rank 0 has given up or not started",
-    ) {
-        assert!(since.elapsed() < TIMEOUT, "{}", late());
-    }
+    watch("a refusal", || {
+        late().ends_with(
+            ": nobody listens there any more, or yet, within 50ms: either all ranks have joined \
+             already, or rank 0 has given up or not started",
+        )
+    });
 }
 
 #[test]

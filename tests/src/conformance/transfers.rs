@@ -13,8 +13,14 @@ use crate::pattern::pattern;
 pub(super) fn checks<N: Nic + Clone>() -> Vec<Check<N>> {
     vec![
         ("every operation moves its bytes at every size", sizes),
-        ("every operation moves its bytes in adaptive-routing mode, if both ports have it", sizes_adaptive),
-        ("every operation moves its bytes in longer packets than the verbs have, if both ports can", sizes_long),
+        (
+            "every operation moves its bytes in adaptive-routing mode, if both ports have it",
+            sizes_adaptive,
+        ),
+        (
+            "every operation moves its bytes in longer packets than the verbs have, if both ports can",
+            sizes_long,
+        ),
         ("bytes move between any two offsets", offsets),
         ("immediates pass through unchanged", immediates),
         ("an unsignaled request makes no completion", unsignaled),

@@ -1,10 +1,9 @@
 //! When ranks wait for each other, all of them name the rank at fault.
 
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use invar::{Communicator, RedOp, Settings};
-use invar_testkit::wait::LIMIT;
+use invar_testkit::wait::watch;
 use invar_testkit::warnings;
 
 use crate::rig::{over, ranks, settings};
@@ -14,13 +13,9 @@ const STUCK_AFTER: Duration = Duration::from_millis(500);
 
 /// Sleeps until every one of `nranks` ranks has warned with a line that has all these parts.
 fn until_all_warn(nranks: u32, parts: &[&str]) {
-    let start = Instant::now();
     let has_warned =
         |rank| !warnings::with(&[parts, &[&format!("rank {rank}: ")]].concat()).is_empty();
-    while !(0..nranks).all(has_warned) {
-        assert!(start.elapsed() < LIMIT, "{parts:?}: {:?}", warnings::with(&["rank "]));
-        thread::sleep(Duration::from_millis(5));
-    }
+    watch(&format!("warnings with {parts:?}"), || (0..nranks).all(has_warned));
 }
 
 /// Runs an all-reduce of `count` elements, which rank 2 enters once all ranks have named it.
