@@ -40,7 +40,7 @@ fn every_planted_bug_is_caught() {
     let catch = |mutant: &Mutant| {
         plant(Some(*mutant));
         let first = first_seed_of(*mutant);
-        let seed = bad_seed(simulation_of(*mutant), first..first + HISTORIES);
+        let seed = bad_seed(simulation_of(*mutant), first..HISTORIES);
         eprintln!("{mutant:?}: seed {seed:?}");
         (*mutant, seed)
     };
