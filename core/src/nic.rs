@@ -125,6 +125,11 @@ pub trait Nic {
     fn is_standby(&self, _rail: usize) -> bool {
         false
     }
+    /// Whether a rail is a software NIC: processors carry its data through the operating system. A connection
+    /// that also has other rails warns while only such rails carry data.
+    fn is_software(&self, _rail: usize) -> bool {
+        false
+    }
     /// Queries the port of a rail as [`Nic::query_port`] does.
     ///
     /// # Errors

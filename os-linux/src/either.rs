@@ -72,6 +72,10 @@ impl<A: Nic, B: Nic<Memory = A::Memory>> Nic for Either<A, B> {
         either!(self, |nic| nic.query_port())
     }
 
+    fn is_software(&self, rail: usize) -> bool {
+        either!(self, |nic| nic.is_software(rail))
+    }
+
     fn query_gid(&self, index: u8) -> Result<Gid, NicError> {
         either!(self, |nic| nic.query_gid(index))
     }

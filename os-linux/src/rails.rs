@@ -187,6 +187,10 @@ impl<N: Nic> Nic for Rails<N> {
         rail >= self.0.active
     }
 
+    fn is_software(&self, rail: usize) -> bool {
+        self.nic(rail).is_software(0)
+    }
+
     fn query_rail(&self, rail: usize) -> Result<PortAttr, NicError> {
         self.nic(rail).query_port()
     }

@@ -29,6 +29,7 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         if !self.has_rails() || !matches!(self.gate, Gate::Open | Gate::Group) {
             return;
         }
+        self.tell_of_fallback();
         let Self { rails, route, verbs, .. } = self;
         let (changes, in_use) = (verbs.nic.port_changes(), rails.in_use);
         let up = rails.ports_up(changes, now_ns, || verbs.rails_up(in_use));
@@ -64,6 +65,24 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
             debug!("{}: rail {} is to join", self.ends, ListOf(due));
             self.recovery.is_planned = true;
             self.suspect(Suspicion::RailJoins);
+        }
+    }
+
+    /// Warns if data begins or ceases to go through software NICs alone on a connection that has other rails.
+    fn tell_of_fallback(&mut self) {
+        let Self { rails, verbs, ends, .. } = self;
+        let all = RailSet::first(rails.count);
+        let software = all.iter().filter(|rail| verbs.nic.is_software(*rail)).collect();
+        let carrier = ListOf(rails.in_use);
+        match rails.fallback_news(software) {
+            None => {}
+            Some(true) => warn!(
+                "{ends}: data goes through the operating system, over rail {carrier}, until another rail works: \
+                 this is slower and takes processor time"
+            ),
+            Some(false) => warn!(
+                "{ends}: data no longer goes through the operating system alone: rail {carrier} works"
+            ),
         }
     }
 

@@ -35,6 +35,8 @@ pub(super) struct Rails {
     pub(super) count: usize,
     /// The rails that carry data only while no other rail works.
     standby: RailSet,
+    /// Whether the log says that only software NICs carry data although there are other rails.
+    is_fallback: bool,
     /// The rails of this end's new queue pairs.
     pub(super) usable: RailSet,
     /// The rails among these that this end's report calls trusted.
@@ -119,6 +121,7 @@ impl Rails {
         Rails {
             count,
             standby,
+            is_fallback: false,
             usable: RailSet::one(lead),
             offered: RailSet::one(lead),
             started: RailSet::one(lead),
@@ -162,6 +165,15 @@ impl Rails {
     pub(super) fn preferred(&self, rails: RailSet) -> RailSet {
         let active = rails.without(self.standby);
         if active.is_empty() { rails } else { active }
+    }
+
+    /// Whether only the rails `software` carry data although there are other rails. Returns `None` if the last
+    /// call gave the same answer.
+    pub(super) fn fallback_news(&mut self, software: RailSet) -> Option<bool> {
+        let has_others = software != RailSet::first(self.count);
+        let is_fallback = has_others && self.in_use.without(software).is_empty();
+        let was_fallback = core::mem::replace(&mut self.is_fallback, is_fallback);
+        (is_fallback != was_fallback).then_some(is_fallback)
     }
 
     /// The rails whose port is down at an end, or that did not answer.

@@ -285,6 +285,10 @@ impl Nic for SoftNic {
         Ok(PortAttr { state: if up { PortState::Active } else { PortState::Down }, ..attr })
     }
 
+    fn is_software(&self, _rail: usize) -> bool {
+        true
+    }
+
     fn alloc(&self, len: usize) -> Result<HostMemory, NicError> {
         HostMemory::for_nic(len)
     }

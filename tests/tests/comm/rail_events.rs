@@ -13,6 +13,7 @@ use invar_linux::rails::Rails;
 use invar_linux::soft::{SoftConfig, SoftNic};
 use invar_testkit::duo::{self, Buffer, Duo};
 use invar_testkit::null::NullNic;
+use invar_testkit::warnings;
 
 use crate::meddler::Meddler;
 
@@ -157,8 +158,11 @@ fn a_standby_rail_carries_data_only_while_the_other_rail_does_not_work() {
 }
 
 #[test]
-fn a_software_nic_carries_data_while_a_device_of_another_kind_does_not_work() {
+fn a_software_nic_carries_data_with_warnings_while_a_device_of_another_kind_does_not_work() {
     type Kinds = Either<Meddler, SoftNic>;
+    warnings::keep();
+    let told =
+        || ["data goes through", "data no longer goes"].map(|what| warnings::with(&[what]).len());
     let devices: [NullNic; 2] = NullNic::ports();
     let devices = devices.map(Meddler::new);
     let rails = devices.each_ref().map(|device| {
@@ -168,15 +172,20 @@ fn a_software_nic_carries_data_while_a_device_of_another_kind_does_not_work() {
     });
     let mut line = Line::over(rails, [1; 2], Duration::from_micros(200));
     let mut numbers = 0..MESSAGES;
+    line.until(&[0]);
     for end in [0, 1] {
-        line.until(&[0]);
+        assert_eq!(told(), [2 * end; 2], "each end tells");
         numbers.by_ref().take(10).for_each(|number| line.exchange(number));
         let port = devices[end].query_port().expect("a port");
         devices[end].plan.port.set(Some(PortAttr { state: PortState::Down, ..port }));
         line.until(&[1]);
         numbers.by_ref().take(10).for_each(|number| line.exchange(number));
+        assert_eq!(told(), [2 * end + 2, 2 * end], "each end tells once");
         devices[end].plan.port.set(None);
+        line.until(&[0]);
+        line.pass(100);
     }
+    assert_eq!(told(), [4; 2], "each end tells once of each change");
 }
 
 #[test]
