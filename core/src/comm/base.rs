@@ -6,6 +6,7 @@
 //! [`Failed`].
 
 use core::ptr;
+use core::sync::atomic::{AtomicBool, Ordering};
 
 use super::Request;
 use super::control::Control;
@@ -24,6 +25,9 @@ use crate::stall::{self, Counts, OwnNetwork, PathRows, PathVerdict, PathWatch, R
 
 /// The largest number of completions taken in one poll.
 const POLL_BATCH: usize = 32;
+
+/// Whether the process has warned of a connection that makes no new queue pairs. A job may have thousands.
+static HAS_WARNED: AtomicBool = AtomicBool::new(false);
 
 /// Whether calls may pass. Every gate but `Open` makes a call leave the fast path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,7 +109,16 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
                 Wire::Invar => "the peer makes no new ones",
                 Wire::Nccl214 => "NCCL 2.14's wire has no message for new ones",
             };
-            info!("{}: {ends}: queue pairs that fail end the connection: {why}", verbs.side);
+            let side = verbs.side;
+            match HAS_WARNED.swap(true, Ordering::Relaxed) {
+                false => warn!(
+                    "{side}: {ends}: queue pairs that fail end the connection: {why}; \
+                     INVAR_LOG=info names each such connection"
+                ),
+                true => {
+                    info!("{side}: {ends}: queue pairs that fail end the connection: {why}");
+                }
+            }
         }
         let port_changes = verbs.nic.port_changes();
         let line = Line::new(stream, verbs.side, &verbs.session, peer_port);
