@@ -199,6 +199,12 @@ pub trait Nic {
     /// number of the rail above these bits, here and in completions.
     fn qp_num(&self, qp: &Self::Qp) -> u32;
     /// Makes one move of the queue pair's state machine (`ibv_modify_qp`).
+    ///
+    /// After a move to ERR the protocol posts a last request to each queue. Once both have completed as
+    /// flushed, packets for this queue pair must change no memory, although the peer may still send some.
+    /// From then on the program may use the memory of messages that have arrived, and a late packet would
+    /// damage it. If a flush does not come within a second, the protocol drops the queue pair. So packets
+    /// for a dropped queue pair must change no memory either.
     fn modify_qp(&self, qp: &Self::Qp, transition: &QpTransition) -> Result<(), NicError>;
     /// Queries the ECE options of this queue pair (`ibv_query_ece`). In INIT these are the driver's
     /// offer, in RTR the agreed options. `None` if the driver does not know ECE.

@@ -2,8 +2,9 @@
 
 use invar_core::nic::{Nic, QpTransition, RtsAttr, SendOpcode, SendWr, WcStatus};
 
-use super::{Bench, Check, Verdict};
+use super::{Bench, Check, STEP_NS, Verdict, ensure, equal};
 use crate::end::{End, Link};
+use crate::pattern::pattern;
 
 pub(super) fn checks<N: Nic + Clone>() -> Vec<Check<N>> {
     vec![
@@ -11,6 +12,7 @@ pub(super) fn checks<N: Nic + Clone>() -> Vec<Check<N>> {
         ("with less it fails with RNR_RETRY_EXC_ERR", gives_up),
         ("a peer that is gone is RETRY_EXC_ERR", gone),
         ("a peer in error is RETRY_EXC_ERR", in_error),
+        ("nothing lands at a queue pair in error after its last flush", nothing_lands),
         ("a SEND longer than its receive is an error at both ends", too_long),
     ]
 }
@@ -63,6 +65,40 @@ fn in_error<N: Nic + Clone>(bench: &mut Bench<N>) -> Verdict {
     let wr = a.work(SendOpcode::RdmaWrite, 8, b);
     a.post(&wr);
     bench.failure(a, "a write to a queue pair in ERR", wr.wr_id, &[WcStatus::RETRY_EXC_ERR])
+}
+
+fn nothing_lands<N: Nic + Clone>(bench: &mut Bench<N>) -> Verdict {
+    const WRITES: usize = 16;
+    const PART: usize = 16 << 10;
+    const LEN: usize = WRITES * PART;
+    let (sent, blank) = (pattern(1, LEN), vec![0; LEN]);
+    for steps in 0..8 {
+        let [a, b] = &bench.hasty_pair(LEN)?;
+        a.buffer.write(0, &sent);
+        for offset in (0..WRITES).map(|part| part * PART) {
+            let whole = a.work(SendOpcode::RdmaWrite, PART, b);
+            let remote_addr = whole.remote_addr + offset as u64;
+            a.post(&SendWr { remote_addr, sge: a.sge(offset, PART), ..whole });
+        }
+        bench.pass(steps * STEP_NS);
+        let stop = || b.nic.modify_qp(&b.qp, &QpTransition::Err).map_err(|error| error.to_string());
+        stop()?;
+        b.post(&SendWr { wr_id: 1, ..b.work(SendOpcode::RdmaWrite, 8, a) });
+        b.post_recv(2, 8);
+        // Some drivers look for new receives of a stopped queue pair only while it changes its state.
+        stop()?;
+        for _ in 0..2 {
+            let wc = bench.completion(b, "the flush of a last request")?;
+            equal("the status of a last request", wc.status, WcStatus::WR_FLUSH_ERR)?;
+        }
+        b.buffer.write(0, &blank);
+        for _ in 0..WRITES {
+            bench.completion(a, "a write under way to a queue pair in ERR")?;
+        }
+        bench.quiet(b, "a queue pair after its last flush")?;
+        ensure!(b.buffer.read(0, LEN) == blank, "a write landed after the last flush");
+    }
+    Ok(())
 }
 
 fn too_long<N: Nic + Clone>(bench: &mut Bench<N>) -> Verdict {
