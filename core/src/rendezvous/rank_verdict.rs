@@ -209,7 +209,34 @@ impl fmt::Display for RankVerdict<'_> {
                 named(view)
             )?,
         }
-        write!(f, "; rank {waiting} ({}) has waited for {}", view.process, Seconds(view.still_ms))
+        write!(f, "; rank {waiting} ({}) has waited for {}", view.process, Seconds(view.still_ms))?;
+        self.write_action(f)
+    }
+}
+
+impl RankVerdict<'_> {
+    /// Says what the user can do, if the cause has not said so.
+    fn write_action(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let culprit = self.culprit.unwrap_or_default();
+        match &self.cause {
+            RankCause::Silent { host_answers: Some(false), .. } => {
+                write!(f, "; look at the console and the link of rank {culprit}'s host")
+            }
+            RankCause::Silent { last: Some(last), .. } => {
+                let pid = last.process.pid;
+                write!(f, "; look at the state of rank {culprit} (ps -o stat,wchan -p {pid})")
+            }
+            RankCause::Silent { last: None, .. } => {
+                write!(f, "; look at the process and the host of rank {culprit}")
+            }
+            RankCause::Left => {
+                write!(f, "; look at the log and the exit status of rank {culprit}'s program")
+            }
+            RankCause::Mismatch { view: of, .. } | RankCause::Outside(of) | RankCause::Busy(of) => {
+                write!(f, "; look at the stack of rank {culprit} ({})", of.process.stack())
+            }
+            RankCause::Network { .. } | RankCause::Circle => Ok(()),
+        }
     }
 }
 

@@ -259,8 +259,7 @@ impl fmt::Display for Verdict {
             | Cause::NotTested { .. }
             | Cause::NotSent { .. }
             | Cause::NoCalls { .. } => {
-                let pid = self.process(end).pid;
-                write!(f, "; look at that program's stack (gdb -p {pid}, py-spy dump -p {pid})")
+                write!(f, "; look at that program's stack ({})", self.process(end).stack())
             }
             _ => Ok(()),
         }

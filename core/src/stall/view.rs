@@ -216,6 +216,12 @@ impl Process {
         bytes[..end].copy_from_slice(&host.as_bytes()[..end]);
         Process { pid, host: bytes }
     }
+
+    /// Displays the commands that show the process's stack.
+    pub(crate) fn stack(&self) -> impl fmt::Display {
+        let pid = self.pid;
+        fmt::from_fn(move |f| write!(f, "gdb -p {pid}, py-spy dump -p {pid}"))
+    }
 }
 
 /// `pid 4711 on node7`. Characters that cannot be printed become question marks, because a peer chose them.

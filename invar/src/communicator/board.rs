@@ -327,15 +327,21 @@ impl Attendant for Board {
             || "the process that runs the rendezvous".to_owned(),
             |rank| format!("rank {rank}, which runs the rendezvous,"),
         );
-        let why = match host_answers {
-            Some(true) => "and its host does: its process is stopped (SIGSTOP, a debugger)",
-            Some(false) => "nor does its host: it is down, or the network to it is cut",
-            None => "its process is stopped, or its host is gone",
+        let process = "the process that runs the rendezvous (ps -o stat,wchan)";
+        let (why, look_at) = match host_answers {
+            Some(true) => {
+                ("and its host does: its process is stopped (SIGSTOP, a debugger)", process)
+            }
+            Some(false) => (
+                "nor does its host: it is down, or the network to it is cut",
+                "the console and the link of the host that runs the rendezvous",
+            ),
+            None => ("its process is stopped, or its host is gone", process),
         };
         let waits_for = waits_for.map_or_else(String::new, |peer| format!(" for rank {peer}"));
         let text = format!(
             "{of} does not answer, {why}; rank {} ({}) has waited{waits_for} in {operation} for \
-             {:.1} s",
+             {:.1} s; look at {look_at}",
             self.rank,
             self.process,
             still.as_secs_f64()

@@ -52,7 +52,7 @@ fn the_rank_that_has_not_entered_is_named_though_nobody_waits_for_it_directly() 
         verdict.to_string(),
         "rank 2 (pid 4702 on node) has not entered collective 17, all_reduce of 1000 F32, Sum; its \
          last call, collective 16, all_reduce of 1000 F32, Sum, ended 13.5 s ago; rank 3 (pid 4703 \
-         on node) has waited for 12.0 s"
+         on node) has waited for 12.0 s; look at the stack of rank 2 (gdb -p 4702, py-spy dump -p 4702)"
     );
     states[2] = RankState::View(RankView { operation: <_>::default(), ..outside(2) });
     assert!(judged(&states).to_string().contains("it has made no call yet"));
@@ -63,14 +63,21 @@ fn a_rank_that_does_not_answer_is_named_once_it_had_time_to_answer() {
     let mut states = ring();
     states[1] = RankState::Unknown;
     assert_eq!(judge_ranks(&states), None);
-    for host_answers in [None, Some(true), Some(false)] {
+    let process = "s; look at the state of rank 1 (ps -o stat,wchan -p 4701)";
+    let host = "s; look at the console and the link of rank 1's host";
+    for (host_answers, action) in [(None, process), (Some(true), process), (Some(false), host)] {
         states[1] = RankState::Silent { last: Some(inside(1, 4)), host_answers };
-        assert_eq!(judged(&states).culprit, Some(1));
+        let verdict = judged(&states);
+        assert_eq!(verdict.culprit, Some(1));
+        assert!(verdict.to_string().ends_with(action), "{verdict}");
     }
     let text = judged(&states).to_string();
     assert!(text.starts_with("rank 1 (pid 4701 on node) does not answer, nor does"), "{text}");
     states[1] = RankState::Left;
-    assert_eq!(judged(&states).cause, RankCause::Left);
+    let verdict = judged(&states);
+    assert_eq!(verdict.cause, RankCause::Left);
+    let action = "s; look at the log and the exit status of rank 1's program";
+    assert!(verdict.to_string().ends_with(action), "{verdict}");
 }
 
 #[test]
@@ -81,6 +88,8 @@ fn the_rank_with_another_operation_is_named_by_majority() {
     let verdict = judged(&states);
     assert_eq!(verdict.culprit, Some(3));
     assert!(matches!(verdict.cause, RankCause::Mismatch { other: (0, _), .. }));
+    let action = "s; look at the stack of rank 3 (gdb -p 4703, py-spy dump -p 4703)";
+    assert!(verdict.to_string().ends_with(action), "{verdict}");
     // Of two ranks neither is in the majority.
     let two = [inside(0, 2), RankView { operation: "x".try_into().unwrap(), ..inside(1, 2) }];
     let two = two.map(RankState::View);
@@ -118,7 +127,12 @@ fn ranks_that_all_wait_in_the_same_operation_are_a_circle_and_others_are_not_stu
     assert!(text.starts_with("ranks wait for each other, one of them in recv of 3"), "{text}");
     let mut states = ring();
     states[0] = RankState::View(RankView { waits_for: None, ..inside(0, 4) });
-    assert!(matches!(judged(&states).cause, RankCause::Busy(_)));
+    let verdict = judged(&states);
+    assert!(matches!(verdict.cause, RankCause::Busy(_)));
+    assert!(
+        verdict.to_string().contains("s; look at the stack of rank 0 (gdb -p 4700"),
+        "{verdict}"
+    );
     assert_eq!(judge_ranks(&[RankState::View(outside(0)), RankState::Left]), None);
     states[0] = RankState::View(RankView { is_stuck: false, ..inside(0, 4) });
     assert_eq!(judge_ranks(&states), None, "a rank that has just moved");
