@@ -92,8 +92,8 @@ pub(crate) enum Kind {
     /// The rank did not do its part in time.
     #[error("rank {rank}: {text}")]
     SilentRank { rank: u32, text: String },
-    /// The ranks make different calls.
-    #[error("rank {rank}: {text}")]
+    /// Ranks make different calls. The rank is the one at fault, or the peer.
+    #[error("{text}")]
     Mismatch { rank: u32, text: String },
     #[error(transparent)]
     Bootstrap(#[from] BootstrapError),
@@ -190,7 +190,7 @@ impl Error {
     pub(crate) fn of_rank(&self, rank: u32) -> Self {
         let text = self.to_string();
         let cause = match self.is_mismatch() {
-            true => Kind::Mismatch { rank, text },
+            true => Kind::Mismatch { rank, text: format!("rank {rank}: {text}") },
             false => Kind::Rank { rank, text },
         };
         let about = About { is_connection_lost: true, ..self.0.about.clone() };
@@ -206,6 +206,13 @@ impl Error {
         {
             *text += &format!("; before that: {verdict}");
         }
+        self
+    }
+
+    /// Replaces the rank and the text of a mismatch.
+    #[cold]
+    pub(crate) fn explained(mut self, rank: u32, text: String) -> Self {
+        self.0.cause = Kind::Mismatch { rank, text };
         self
     }
 

@@ -40,7 +40,7 @@ pub enum RendezvousKind {
     /// Hub to rank: the rank is to send its view.
     Ask = 10,
     /// Hub to rank: why the ranks do not go on. The body is the milliseconds of the longest wait, the rank at
-    /// fault or [`NOBODY`], and a sentence.
+    /// fault or [`NOBODY`], and a sentence. The tag is 1 if ranks run different operations.
     Verdict = 11,
 }
 

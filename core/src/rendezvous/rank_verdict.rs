@@ -48,10 +48,10 @@ pub enum RankCause<'a> {
     Left,
     /// The rank at fault runs no operation.
     Outside(&'a RankView),
-    /// The rank at fault runs another operation than the others.
+    /// Ranks run different operations. The rank at fault is the one that differs from most ranks.
     Mismatch {
-        /// The view of the rank at fault.
-        view: &'a RankView,
+        /// The rank at fault, or one of two ranks that differ.
+        rank: (u32, &'a RankView),
         /// A rank that runs the operation of the others.
         other: (u32, &'a RankView),
     },
@@ -81,8 +81,8 @@ pub fn judge_ranks(states: &[RankState]) -> Option<RankVerdict<'_>> {
     // Of equal times, the first rank counts.
     let waiting = stuck.reduce(|a, b| if b.1.still_ms > a.1.still_ms { b } else { a })?;
     let verdict = |culprit, cause| Some(RankVerdict { culprit, cause, waiting });
-    if let Some((culprit, view, other)) = mismatch(views) {
-        return verdict(culprit, RankCause::Mismatch { view, other });
+    if let Some((culprit, rank, other)) = mismatch(views, states.len()) {
+        return verdict(culprit, RankCause::Mismatch { rank, other });
     }
     let mut at = waiting;
     for _ in 0..=states.len() {
@@ -117,21 +117,25 @@ pub fn judge_ranks(states: &[RankState]) -> Option<RankVerdict<'_>> {
     verdict(None, RankCause::Circle)
 }
 
-/// Finds a rank that runs another operation than most ranks that are at the same collective, or has run it: a rank
-/// may be done although others wait. Returns the rank if it is in the minority, its view, and a rank of the
-/// others.
-fn mismatch<'a, I: Iterator<Item = (u32, &'a RankView)>>(
+/// A rank and its view.
+type Viewed<'a> = (u32, &'a RankView);
+
+/// Finds two ranks that run different operations as the same collective, or have run them: a rank may be done
+/// although others wait. Returns the rank at fault, if most of all ranks run the operation of the second rank.
+fn mismatch<'a, I: Iterator<Item = Viewed<'a>>>(
     views: impl Fn() -> I,
-) -> Option<(Option<u32>, &'a RankView, (u32, &'a RankView))> {
+    nranks: usize,
+) -> Option<(Option<u32>, Viewed<'a>, Viewed<'a>)> {
     let collective = || views().filter(|(_, view)| view.is_collective);
     let inside = collective().filter(|(_, view)| view.is_inside);
     let (_, first) = inside.min_by_key(|(_, view)| view.entered)?;
     let peers = || collective().filter(|(_, view)| view.entered == first.entered);
     let count = |of: &RankView| peers().filter(|(_, view)| view.operation == of.operation).count();
     let most = peers().max_by_key(|(rank, view)| (count(view), core::cmp::Reverse(*rank)))?;
-    let (rank, view) = peers().find(|(_, view)| view.operation != most.1.operation)?;
-    let is_minority = count(view) < count(most.1);
-    Some((is_minority.then_some(rank), view, most))
+    let other = peers().find(|(_, view)| view.operation != most.1.operation)?;
+    // Ranks that are not there yet may run either operation.
+    let culprit = (2 * count(most.1) > nranks).then_some(other.0);
+    Some((culprit, other, most))
 }
 
 impl fmt::Display for RankVerdict<'_> {
@@ -169,17 +173,11 @@ impl fmt::Display for RankVerdict<'_> {
                         .and_then(|()| write!(f, " {} ago", Seconds(of.still_ms)))?,
                 }
             }
-            RankCause::Mismatch { view, other: (other, theirs) } => {
-                match self.culprit {
-                    Some(rank) => write!(f, "rank {rank} ({}) runs", view.process)?,
-                    None => write!(f, "a rank ({}) runs", view.process)?,
-                }
-                write!(f, " {}, but rank {other} ({}) runs", named(view), theirs.process)?;
-                write!(
-                    f,
-                    " {}: all ranks must make the same calls with the same count and type",
-                    named(theirs)
-                )?;
+            RankCause::Mismatch { rank: (rank, view), other: (other, theirs) } => {
+                let but = if self.culprit.is_some() { "but" } else { "and" };
+                write!(f, "rank {rank} ({}) runs {}, {but} ", view.process, named(view))?;
+                write!(f, "rank {other} ({}) runs {}: ", theirs.process, named(theirs))?;
+                f.write_str("all ranks must make the same calls with the same count and type")?;
             }
             RankCause::Busy(of) => write!(
                 f,
@@ -232,7 +230,15 @@ impl RankVerdict<'_> {
             RankCause::Left => {
                 write!(f, "; look at the log and the exit status of rank {culprit}'s program")
             }
-            RankCause::Mismatch { view: of, .. } | RankCause::Outside(of) | RankCause::Busy(of) => {
+            RankCause::Mismatch { rank: (rank, view), other: (other, theirs) }
+                if self.culprit.is_none() =>
+            {
+                write!(f, "; look at the stacks of rank {rank} ({})", view.process.stack())?;
+                write!(f, " and rank {other} ({})", theirs.process.stack())
+            }
+            RankCause::Mismatch { rank: (_, of), .. }
+            | RankCause::Outside(of)
+            | RankCause::Busy(of) => {
                 write!(f, "; look at the stack of rank {culprit} ({})", of.process.stack())
             }
             RankCause::Network { .. } | RankCause::Circle => Ok(()),

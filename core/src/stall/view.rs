@@ -218,7 +218,7 @@ impl Process {
     }
 
     /// Displays the commands that show the process's stack.
-    pub(crate) fn stack(&self) -> impl fmt::Display {
+    pub(crate) fn stack(self) -> impl fmt::Display {
         let pid = self.pid;
         fmt::from_fn(move |f| write!(f, "gdb -p {pid}, py-spy dump -p {pid}"))
     }

@@ -38,6 +38,8 @@ pub(super) struct Board {
     /// The operation, as [`code`] packs it, and its count.
     operation: [AtomicU64; 2],
     waits_for: AtomicU32,
+    /// Whether the operation meets a different one of a peer.
+    differs: AtomicBool,
     /// Number of waits that have ended.
     waits: AtomicU64,
     links: OnceLock<LinkDump>,
@@ -85,6 +87,7 @@ impl Board {
             is_inside: AtomicBool::new(false),
             operation: Default::default(),
             waits_for: AtomicU32::new(NOBODY),
+            differs: AtomicBool::new(false),
             waits: AtomicU64::new(0),
             links: OnceLock::new(),
             watched: Mutex::new(watched),
@@ -239,11 +242,19 @@ impl Board {
         self.recording.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Notes that this rank's operation meets a different one. If all ranks must run the operation, asks the hub
+    /// which rank differs from most, and returns true.
+    pub(super) fn differ(&self) -> bool {
+        let is_collective = is_collective(&self.text());
+        self.differs.store(is_collective, Ordering::Relaxed);
+        is_collective
+    }
+
     /// Returns the last verdict on why the ranks do not go on, if it is younger than [`VERDICT_LASTS`].
-    pub(super) fn told(&self) -> Option<String> {
+    pub(super) fn told(&self) -> Option<GroupVerdict> {
         let watched = self.watched();
         let (verdict, at) = watched.told.as_ref()?;
-        (at.elapsed() < VERDICT_LASTS).then(|| verdict.text.clone())
+        (at.elapsed() < VERDICT_LASTS).then(|| verdict.clone())
     }
 
     fn watched(&self) -> MutexGuard<'_, Watched> {
@@ -282,11 +293,11 @@ impl Attendant for Board {
     fn view(&self) -> RankView {
         self.record();
         let ((entered, is_inside, waits_for, _), still) = self.look();
-        let waits_for = Some(waits_for).filter(|rank| *rank != NOBODY);
-        let is_stuck = is_inside
-            && waits_for.is_some()
-            && !self.stuck_after.is_zero()
-            && still >= self.stuck_after / 2;
+        let differs = self.differs.load(Ordering::Relaxed);
+        let waits_for = Some(waits_for).filter(|rank| *rank != NOBODY && !differs);
+        let has_waited =
+            waits_for.is_some() && !self.stuck_after.is_zero() && still >= self.stuck_after / 2;
+        let is_stuck = is_inside && (differs || has_waited);
         // A rank outside of an operation does not look whether its last data was acknowledged.
         let in_flight_to =
             if is_stuck { self.links.get().and_then(LinkDump::in_flight) } else { None };
@@ -294,7 +305,7 @@ impl Attendant for Board {
         RankView {
             process: self.process,
             entered,
-            is_collective: !operation.starts_with("send") && !operation.starts_with("recv"),
+            is_collective: is_collective(&operation),
             operation,
             is_inside,
             waits_for,
@@ -305,15 +316,12 @@ impl Attendant for Board {
     }
 
     fn verdict(&self, verdict: GroupVerdict) {
-        if self.stuck_after.is_zero() {
-            return;
-        }
         let mut watched = self.watched();
         let is_new = watched.told.as_ref().is_none_or(|(last, _)| verdict.still < last.still);
         if is_new {
             watched.warn_at = self.stuck_after;
         }
-        if verdict.still >= watched.warn_at {
+        if !self.stuck_after.is_zero() && verdict.still >= watched.warn_at {
             watched.warn_at = 2 * verdict.still;
             log::warn!("rank {}: {}", self.rank, verdict.text);
         }
@@ -346,8 +354,13 @@ impl Attendant for Board {
             self.process,
             still.as_secs_f64()
         );
-        self.verdict(GroupVerdict { still, culprit: host, text });
+        self.verdict(GroupVerdict { still, culprit: host, is_mismatch: false, text });
     }
+}
+
+/// Whether all ranks must run the operation with this description.
+fn is_collective(operation: &OperationText) -> bool {
+    !operation.starts_with("send") && !operation.starts_with("recv")
 }
 
 /// Packs a work but its count: kind, type, reduction, and root or peer.
@@ -458,5 +471,21 @@ mod tests {
         assert!(!board.view().is_stuck);
         board.leave();
         assert!(!board.view().is_inside);
+    }
+
+    #[test]
+    fn a_rank_whose_collective_differs_from_a_peers_is_stuck_at_once_and_waits_for_nobody() {
+        let board = Board::new(1, &StallSettings::default());
+        board.enter(&work(Operation::Send { peer: 2 }, None));
+        assert!(!board.differ() && !board.view().is_stuck);
+        board.enter(&work(Operation::AllReduce, Some(RedOp::Sum)));
+        board.wait_for(2);
+        assert!(!board.view().is_stuck);
+        assert!(board.differ());
+        let RankView { is_stuck, waits_for, .. } = board.view();
+        assert_eq!((is_stuck, waits_for), (true, None));
+        let (still, text) = (Duration::ZERO, "why".to_owned());
+        board.verdict(GroupVerdict { still, culprit: Some(2), is_mismatch: true, text });
+        assert_eq!(board.told().unwrap().culprit, Some(2));
     }
 }

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use invar_core::coll::{Operation, Order, Task};
-use invar_linux::rendezvous::Bootstrap;
+use invar_linux::rendezvous::{Bootstrap, GroupVerdict};
 
 use super::backoff::{Backoff, Idle, Pause};
 use super::board::Board;
@@ -38,8 +38,9 @@ pub(super) struct Engine {
 
 /// The longest sleep. Data wakes a rank, but the end of another rank does not, nor does an abort.
 pub(super) const SLEEP_MAX: Duration = Duration::from_millis(10);
-/// If a rank sees a peer's connection end, it waits this long for the reason from the hub.
-const NEWS_WITHIN: Duration = Duration::from_millis(300);
+/// If a rank sees a peer's connection end, or that its operation differs from a peer's, it waits this long for the
+/// reason from the hub.
+const NEWS_WITHIN: Duration = Duration::from_secs(2);
 /// A rank that is done waits this long for the other ranks to be done too.
 const LEAVE_WITHIN: Duration = Duration::from_secs(2);
 /// The data of a rank that has left the communicator needs at most this long to arrive.
@@ -111,12 +112,41 @@ impl Engine {
             }
             // The ranks must know the reason before they see links end.
             Err(error) => {
-                let error = match at_work.0.board.told() {
-                    Some(verdict) => error.after(&verdict),
-                    None => error,
+                let error = match (error.rank(), at_work.0.board.told()) {
+                    (Some(peer), _) if error.is_mismatch() => at_work.0.explain(error, peer),
+                    (_, Some(verdict)) => error.after(&verdict.text),
+                    _ => error,
                 };
                 at_work.0.board.failed();
                 Err(failed(&at_work.0.bootstrap, error))
+            }
+        }
+    }
+
+    /// Names the rank whose operation differs from that of most ranks, if the hub knows it within
+    /// [`NEWS_WITHIN`]. Otherwise names both this rank and the peer.
+    #[cold]
+    fn explain(&self, error: Error, peer: u32) -> Error {
+        let Engine { bootstrap, board, .. } = self;
+        let deadline = Instant::now() + NEWS_WITHIN;
+        let has_majority = bootstrap.nranks() > 2;
+        let mut verdict = None;
+        if board.differ() {
+            while bootstrap.check().is_ok() && !bootstrap.is_alone() && Instant::now() < deadline {
+                verdict = board.told().filter(|verdict| verdict.is_mismatch);
+                if verdict.as_ref().is_some_and(|of| of.culprit.is_some() || !has_majority) {
+                    break;
+                }
+                thread::sleep(Duration::from_millis(1));
+            }
+        }
+        match verdict {
+            Some(GroupVerdict { culprit, text, .. }) => {
+                error.explained(culprit.unwrap_or(peer), text)
+            }
+            None => {
+                let text = format!("rank {} and rank {peer} differ: {error}", self.rank());
+                error.explained(peer, text)
             }
         }
     }

@@ -287,8 +287,8 @@ impl<P> Places<P> {
 #[cold]
 fn unequal(rank: u32, got: usize, want: usize) -> Error {
     let text = format!(
-        "it sent {got} bytes where {want} were expected; do all ranks make the same calls, with \
-         the same count and type?"
+        "rank {rank} sent {got} bytes where {want} were expected; do all ranks make the same \
+         calls, with the same count and type?"
     );
     Kind::Mismatch { rank, text }.into()
 }

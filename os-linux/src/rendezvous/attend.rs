@@ -32,19 +32,22 @@ pub struct GroupVerdict {
     pub still: Duration,
     /// The rank at fault, if one is.
     pub culprit: Option<u32>,
+    /// Whether ranks run different operations.
+    pub is_mismatch: bool,
     /// A sentence, the same at all ranks.
     pub text: String,
 }
 
 impl GroupVerdict {
-    /// Reads the body of a verdict. Control characters become question marks.
-    fn parse(body: &[u8]) -> Option<Self> {
+    /// Reads a verdict. Control characters become question marks.
+    fn parse(tag: u32, body: &[u8]) -> Option<Self> {
         let (still_ms, rest) = body.split_first_chunk()?;
         let (culprit, text) = rest.split_first_chunk()?;
         let text = String::from_utf8_lossy(text);
         Some(GroupVerdict {
             still: Duration::from_millis(u32::from_le_bytes(*still_ms).into()),
             culprit: Some(u32::from_le_bytes(*culprit)).filter(|rank| *rank != NOBODY),
+            is_mismatch: tag == 1,
             text: text.chars().map(|c| if c.is_control() { '?' } else { c }).collect(),
         })
     }
@@ -99,16 +102,16 @@ impl Exchange {
     /// Answers the hub.
     pub(super) fn heard(
         &mut self,
-        kind: RendezvousKind,
+        header: RendezvousHeader,
         body: &[u8],
         sender: Option<MutexGuard<'_, Connection>>,
     ) {
         self.unanswered = None;
         let Some(attendant) = &self.attendant else { return };
-        match (kind, sender) {
+        match (header.kind, sender) {
             (RendezvousKind::Ask, Some(mut sender)) => say(&mut sender, &attendant.view()),
             (RendezvousKind::Verdict, _) => {
-                if let Some(verdict) = GroupVerdict::parse(body) {
+                if let Some(verdict) = GroupVerdict::parse(header.tag, body) {
                     attendant.verdict(verdict);
                 }
             }
@@ -130,12 +133,14 @@ mod tests {
     #[test]
     fn a_verdict_is_read_or_refused_whatever_the_bytes() {
         let body = [&7_u32.to_le_bytes()[..], &2_u32.to_le_bytes(), b"rank 2\x1b"].concat();
-        let verdict = GroupVerdict::parse(&body).unwrap();
-        let still = Duration::from_millis(7);
-        let read = GroupVerdict { still, culprit: Some(2), text: "rank 2?".to_owned() };
+        let verdict = GroupVerdict::parse(1, &body).unwrap();
+        let (still, is_mismatch) = (Duration::from_millis(7), true);
+        let read =
+            GroupVerdict { still, culprit: Some(2), is_mismatch, text: "rank 2?".to_owned() };
         assert_eq!(verdict, read);
-        assert_eq!(GroupVerdict::parse(&body[..7]), None);
+        assert_eq!(GroupVerdict::parse(0, &body[..7]), None);
         let nobody = [&7_u32.to_le_bytes()[..], &NOBODY.to_le_bytes()].concat();
-        assert_eq!(GroupVerdict::parse(&nobody).unwrap().culprit, None);
+        let verdict = GroupVerdict::parse(0, &nobody).unwrap();
+        assert!(verdict.culprit.is_none() && !verdict.is_mismatch);
     }
 }

@@ -370,7 +370,7 @@ impl Shared {
                 Ok(Some((header, body)))
                     if matches!(header.kind, RendezvousKind::Ask | RendezvousKind::Verdict) =>
                 {
-                    self.exchange().heard(header.kind, &body, sender.try_lock().ok());
+                    self.exchange().heard(header, &body, sender.try_lock().ok());
                 }
                 Ok(Some((header, body))) => self.heard(header, &body),
                 Ok(None) => {

@@ -191,7 +191,7 @@ fn a_message_to_oneself_is_as_long_as_its_receive() {
 }
 
 #[test]
-fn a_message_that_is_not_as_long_as_its_receive_is_an_error_that_names_the_sender() {
+fn a_message_that_is_not_as_long_as_its_receive_is_an_error_that_names_both_ranks() {
     for settings in every_way() {
         for (sent, expected) in [
             (10, 9),
@@ -213,9 +213,10 @@ fn a_message_that_is_not_as_long_as_its_receive_is_an_error_that_names_the_sende
             let what = format!("{sent} for {expected}: {errors:?}");
             let told = ["do all ranks make the same calls", "collective mismatch: "];
             assert!(told.iter().any(|text| errors[1].contains(text)), "{what}");
-            assert!(errors[1].starts_with("rank 0: "), "{what}");
+            assert!(errors[1].starts_with("rank 1 and rank 0 differ: rank 0"), "{what}");
             // The sender may notice the mismatch by itself, or hear of it from the receiver.
-            let sees = errors[0].starts_with("rank 1: ") && errors[0].contains(told[1]);
+            let differs = "rank 0 and rank 1 differ: rank 1: ";
+            let sees = errors[0].starts_with(differs) && errors[0].contains(told[1]);
             assert!(sees || errors[0] == format!("rank 1: {}", errors[1]), "{what}");
         }
     }

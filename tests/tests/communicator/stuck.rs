@@ -68,6 +68,44 @@ fn a_rank_that_runs_another_collective_is_named_with_both() {
     });
 }
 
+/// Runs an all-reduce in which rank 1 of four has another count, and checks that all ranks name it.
+fn check_counts(settings: &Settings, count: usize) {
+    let errors = ranks(4, settings, |communicator| {
+        let rank = communicator.rank();
+        let mut data = vec![1.0_f32; count + usize::from(rank == 1)];
+        let error = communicator.all_reduce_in_place(&mut data, RedOp::Sum).unwrap_err();
+        assert_eq!(error.rank(), Some(1), "{error}");
+        error.to_string()
+    });
+    let (pid, other) = (std::process::id(), count + 1);
+    let blame = format!("rank 1 (pid {pid} on ");
+    let runs = format!(") runs collective 1, all_reduce of {other} F32, Sum, but rank ");
+    let told = |error: &String| {
+        // Other ranks than the first to fail name the rank that told them.
+        let blames = error.starts_with(&blame) || error.contains(&format!(": {blame}"));
+        blames && error.contains(&runs)
+    };
+    assert!(errors.iter().all(told), "{errors:?}");
+}
+
+#[test]
+fn a_rank_whose_count_differs_is_named_at_all_ranks_over_shared_memory() {
+    check_counts(&settings(), 1001);
+    check_counts(&settings().stall_after(Duration::ZERO), 300_000);
+}
+
+#[test]
+fn a_rank_whose_count_differs_is_named_at_all_ranks_over_a_nic() {
+    check_counts(&over("soft"), 1001);
+    check_counts(&over("soft"), 300_000);
+}
+
+#[test]
+fn a_rank_whose_count_differs_is_named_at_all_ranks_over_tcp() {
+    check_counts(&over("socket"), 1001);
+    check_counts(&over("socket"), 300_000);
+}
+
 #[test]
 fn a_rank_that_is_to_receive_and_does_not_is_named() {
     let parts = ["rank 2 (pid ", "is in no call, while rank 0 runs send of 300000 F32 to rank 2"];

@@ -93,8 +93,21 @@ fn the_rank_with_another_operation_is_named_by_majority() {
     // Of two ranks neither is in the majority.
     let two = [inside(0, 2), RankView { operation: "x".try_into().unwrap(), ..inside(1, 2) }];
     let two = two.map(RankState::View);
-    assert_eq!(judged(&two).culprit, None);
-    assert!(matches!(judged(&two).cause, RankCause::Mismatch { .. }));
+    let verdict = judged(&two);
+    assert_eq!(verdict.culprit, None);
+    let text = verdict.to_string();
+    assert!(
+        text.starts_with("rank 1 (pid 4701 on node) runs collective 17, x, and rank 0 (pid"),
+        "{text}"
+    );
+    let action =
+        "s; look at the stacks of rank 1 (gdb -p 4701, py-spy dump -p 4701) and rank 0 (gdb";
+    assert!(text.contains(action), "{text}");
+    // Nor are two ranks of four, while the fourth one has not entered the collective.
+    let mut three = states.clone();
+    three[2] = RankState::View(outside(2));
+    assert_eq!(judged(&three).culprit, None);
+    assert!(matches!(judged(&three).cause, RankCause::Mismatch { rank: (3, _), .. }));
     // A root that has sent less than the others await is done.
     let operation = "broadcast of 500 F32 from 0".try_into().unwrap();
     states[3] = RankState::View(RankView { operation, entered: 17, ..outside(3) });

@@ -4,7 +4,8 @@ use std::time::{Duration, Instant};
 
 use invar_core::conn::Stream;
 use invar_core::rendezvous::{
-    NOBODY, RankState, RankView, RendezvousHeader, RendezvousKind, SEALED_BYTES_MAX, judge_ranks,
+    NOBODY, RankCause, RankState, RankView, RendezvousHeader, RendezvousKind, SEALED_BYTES_MAX,
+    judge_ranks,
 };
 
 use super::{Meeting, Rank};
@@ -68,7 +69,9 @@ impl Meeting {
         let culprit = verdict.culprit.unwrap_or(NOBODY);
         let body =
             [&waiting.still_ms.to_le_bytes()[..], &culprit.to_le_bytes(), text.as_bytes()].concat();
-        self.tell(RendezvousHeader::new(RendezvousKind::Verdict, body.len()), &body);
+        let tag = u32::from(matches!(verdict.cause, RankCause::Mismatch { .. }));
+        let header = RendezvousHeader::new(RendezvousKind::Verdict, body.len());
+        self.tell(RendezvousHeader { tag, ..header }, &body);
     }
 
     /// What is known about a rank, if all ranks were asked at `asked`.

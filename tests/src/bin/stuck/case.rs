@@ -72,17 +72,14 @@ const NIC_ENDS: Kind = Kind::Ends("soft");
 const TCP_ENDS: Kind = Kind::Ends("socket");
 const SOFT: Kind = Kind::Ranks("soft");
 const TCP: Kind = Kind::Ranks("socket");
-/// The culprit among the ranks, as processes name it.
-const RANK: &str = "rank 2 (pid PID2 on ";
+/// The culprit among the ranks, at the beginning of a verdict. Other ranks are named in its middle.
+const RANK: &str = ": rank 2 (pid PID2 on ";
 const STOPPED: &[&str] = &["pid PID2 on ", "does not answer"];
 const HOST_GONE: &[&str] =
     &["rank 2 (pid PID2 on |rank 3 (pid PID3 on ", "does not answer, nor does its host"];
 const ROOTS: &[&str] = &[RANK, "from rank 1, but rank", "from rank 2"];
 /// These faults are mostly errors at once, since messages of other lengths meet.
-const UNEQUAL: &[&str] = &[
-    "error: rank 1|error: rank 2|error: rank 3|rank 2 (pid PID2 on ",
-    "all ranks make the same calls|all ranks must make the same calls",
-];
+const UNEQUAL: &[&str] = &[RANK, "all ranks must make the same calls"];
 /// Packets go to an address that nobody has.
 const LOSE_UDP: &[&str] = &[
     "neigh replace 192.0.2.99 lladdr 02:00:00:00:00:99 dev v0 nud permanent",
