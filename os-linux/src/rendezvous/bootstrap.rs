@@ -1,6 +1,7 @@
 //! A rank's connection to the hub.
 
-use std::collections::{HashMap, VecDeque};
+mod blobs;
+
 use std::io;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,6 +15,7 @@ use invar_core::rendezvous::{
 };
 use rustix::event::PollFd;
 
+use self::blobs::{Blobs, ENTRY_BYTES};
 use super::attend::{Attendant, Exchange};
 use super::connection::{Connection, Lost};
 use super::error::{BootstrapError, Failure};
@@ -28,8 +30,6 @@ const VERDICT: Duration = Duration::from_secs(2);
 const PIECE_BYTES: usize = SEALED_BYTES_MAX;
 /// Maximum bytes of blobs that nobody has asked for, including their lengths.
 const UNASKED_BYTES_MAX: usize = 256 << 20;
-/// Bytes that count for each tag with such blobs.
-const ENTRY_BYTES: usize = 128;
 /// Maximum bytes of a blob, which must fit into that limit.
 const BLOB_BYTES_MAX: usize = UNASKED_BYTES_MAX - ENTRY_BYTES - size_of::<u32>();
 /// Maximum time for the last message of a rank that fails or leaves.
@@ -66,13 +66,6 @@ struct Shared {
     alone: AtomicBool,
     closing: AtomicBool,
     exchange: Mutex<Exchange>,
-}
-
-#[derive(Debug, Default)]
-struct Blobs {
-    /// By sender and tag: the bytes of consecutive blobs, each behind its length.
-    waiting: HashMap<(u32, u32), VecDeque<u8>>,
-    bytes: usize,
 }
 
 impl Bootstrap {
@@ -419,7 +412,7 @@ impl Shared {
             RendezvousKind::Blob => {
                 let mut blobs = self.blobs();
                 blobs.add((header.from, header.tag), body);
-                let full = blobs.bytes > UNASKED_BYTES_MAX;
+                let full = blobs.bytes() > UNASKED_BYTES_MAX;
                 drop(blobs);
                 self.news.notify_all();
                 if full {
@@ -439,58 +432,8 @@ impl Shared {
     }
 }
 
-impl Blobs {
-    /// Adds a piece of a blob.
-    fn add(&mut self, from: (u32, u32), piece: &[u8]) {
-        let waiting = self.waiting.entry(from).or_insert_with(|| {
-            self.bytes += ENTRY_BYTES;
-            VecDeque::new()
-        });
-        waiting.extend(piece);
-        self.bytes += piece.len();
-    }
-
-    /// Takes the next blob, if it is complete.
-    fn take(&mut self, from: (u32, u32)) -> Option<Vec<u8>> {
-        let waiting = self.waiting.get_mut(&from)?;
-        let mut len = [0; 4];
-        if waiting.len() < len.len() {
-            return None;
-        }
-        len.iter_mut().zip(waiting.iter()).for_each(|(to, byte)| *to = *byte);
-        let end = u32::from_le_bytes(len) as usize + len.len();
-        if waiting.len() < end {
-            return None;
-        }
-        let blob = waiting.drain(..end).skip(len.len()).collect();
-        self.bytes -= end;
-        if waiting.is_empty() {
-            self.waiting.remove(&from);
-            self.bytes -= ENTRY_BYTES;
-        }
-        Some(blob)
-    }
-}
-
 fn failure(header: RendezvousHeader, body: &[u8]) -> Failure {
     let reporter = Some(header.from).filter(|rank| *rank != NOBODY);
     let rank = header.tag.checked_sub(1).or(reporter);
     Failure { rank, reporter, text: String::from_utf8_lossy(body).into_owned() }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn each_tag_that_nobody_asks_for_counts_until_it_is_asked_for() {
-        let mut blobs = Blobs::default();
-        let pieces: [&[u8]; 3] = [&[], &[1, 0, 0], &[0, 7]];
-        for (tag, piece) in (0..1000).flat_map(|tag| pieces.map(|piece| (tag, piece))) {
-            blobs.add((3, tag), piece);
-        }
-        assert_eq!(blobs.bytes, 1000 * (ENTRY_BYTES + 5));
-        assert!((0..1000).all(|tag| blobs.take((3, tag)) == Some(vec![7])));
-        assert_eq!((blobs.bytes, blobs.waiting.len()), (0, 0));
-    }
 }
