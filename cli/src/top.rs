@@ -1,4 +1,6 @@
-//! `invar top`: a live table of all connections, by the files of the flight recorder.
+//! `invar top`: live tables of all connections and ranks, by the files of the flight recorder.
+
+mod ranks;
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -6,7 +8,7 @@ use std::io::{self, IsTerminal};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use console::Term;
 use invar_core::metrics::Histogram;
@@ -15,33 +17,47 @@ use invar_core::stall::Role;
 use invar_linux::recorder::{files, read};
 use serde::Serialize;
 
+use self::ranks::{RankRow, Ranks};
 use crate::failure::Failure;
 use crate::inspect::{json, waits_for};
 use crate::output::print;
 
-/// Show the connections of all processes of this user, with rates, latency and stalls.
+/// Show the connections and ranks of all processes of this user, with rates, latency, waits and stalls.
 ///
 /// The numbers come from the files of the flight recorder, so the processes need no setting. Root sees the
 /// processes of all users. Ctrl-C ends the command.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Print one table and end
+    /// Print once and end
     #[arg(long)]
     once: bool,
-    /// Print JSON: an array of connections each time
+    /// Print JSON: an object with arrays of connections and ranks each time
     #[arg(long)]
     json: bool,
-    /// Seconds between two tables, over which rates are measured
+    /// Seconds between two looks, over which rates are measured
     #[arg(short = 'i', long, value_name = "SECONDS", default_value_t = 1)]
     #[arg(value_parser = clap::value_parser!(u64).range(1..=3600))]
     interval: u64,
 }
 
-/// A connection of a process: the recorder's file and the number in it.
+/// A connection or rank of a process: the recorder's file and the number in it.
 type Key = (PathBuf, usize);
 
 /// Records of connections, each with its process.
 type Records = HashMap<Key, (u32, Record)>;
+
+/// The state of all processes at one time.
+struct Look {
+    at: Instant,
+    connections: Records,
+    ranks: Ranks,
+}
+
+#[derive(Serialize)]
+struct Shown {
+    connections: Vec<Row>,
+    ranks: Vec<RankRow>,
+}
 
 /// A connection as it is shown.
 #[derive(Serialize)]
@@ -73,19 +89,21 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
     loop {
         thread::sleep(pause);
         let now = look();
-        keep_older(&mut before, shown, &now);
-        let rows = rows(&before, &now);
+        let seconds = now.at.duration_since(shown.at).as_secs_f64();
+        let ranks = ranks::rows(&shown.ranks, &now.ranks, seconds);
+        keep_older(&mut before, shown.connections, &now.connections);
+        let rows = Shown { connections: rows(&before, &now.connections), ranks };
         let text = match (args.json, args.once) {
             (true, true) => json(&rows)?,
             (true, false) => serde_json::to_string(&rows)
                 .map_err(|error| Failure::new(format_args!("JSON: {error}")))?,
-            (false, _) => table(&rows),
+            (false, _) => tables(&rows),
         };
         if !args.once && !args.json && io::stdout().is_terminal() {
             // A terminal that cannot be cleared still shows the table.
             let _ = Term::stdout().clear_screen();
         }
-        print(io::stdout(), "the connections", text.trim_end())?;
+        print(io::stdout(), "the connections and ranks", text.trim_end())?;
         if args.once {
             return Ok(ExitCode::SUCCESS);
         }
@@ -103,21 +121,26 @@ fn keep_older(before: &mut Records, shown: Records, now: &Records) {
     }
 }
 
-/// Reads the open connections of all living processes.
-fn look() -> Records {
-    let mut all = HashMap::new();
+/// Reads the open connections and the ranks of all living processes.
+fn look() -> Look {
+    let mut all = Look { at: Instant::now(), connections: HashMap::new(), ranks: HashMap::new() };
     for path in files() {
         // The process may have ended meanwhile.
         let Ok(recorded) = read(&path) else { continue };
         if !recorded.is_alive {
             continue;
         }
+        let pid = recorded.header.process.pid;
+        for (number, record) in recorded.ranks {
+            if !record.has_left {
+                all.ranks.insert((path.clone(), number), (pid, record));
+            }
+        }
         for (number, record) in recorded.records {
             let is_closed =
                 record.events.back().is_some_and(|event| event.kind == EventKind::Closed);
             if !is_closed {
-                let pid = recorded.header.process.pid;
-                all.insert((path.clone(), number), (pid, record));
+                all.connections.insert((path.clone(), number), (pid, record));
             }
         }
     }
@@ -175,10 +198,16 @@ fn row(pid: u32, connection: usize, before: Option<&Record>, now: &Record) -> Ro
     }
 }
 
-fn table(rows: &[Row]) -> String {
-    if rows.is_empty() {
-        return "no process has an open connection that is recorded\n".to_owned();
+fn tables(Shown { connections, ranks }: &Shown) -> String {
+    match (&connections[..], &ranks[..]) {
+        ([], []) => "no process has an open connection or a rank that is recorded\n".to_owned(),
+        (connections, []) => table(connections),
+        ([], ranks) => ranks::table(ranks),
+        (connections, ranks) => table(connections) + "\n" + &ranks::table(ranks),
     }
+}
+
+fn table(rows: &[Row]) -> String {
     let mut text = format!(
         "{:>8} {:>4} {:<8} {:<10} {:<16} {:>8} {:>9} {:>5} {:>9} {:>9} {:>6} {:>6} {:>6}  {}\n",
         "PID",

@@ -1,4 +1,4 @@
-//! Metrics: the numbers of an end of a connection that operators watch.
+//! Metrics: the numbers of connections, ranks and processes that operators watch.
 //!
 //! An end counts its bytes. It takes all other numbers at the looks of its keeper: a [`Sampler`] picks a
 //! message now and then and measures it. So a message that is not picked pays nothing for its latency.
@@ -23,6 +23,19 @@ pub struct EndNumbers {
     /// For a sender: times of sampled messages, from the call that starts a message to the call that finds
     /// it done.
     pub latency: Histogram,
+}
+
+/// The numbers of a rank since it joined its communicator.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RankNumbers {
+    /// Number of operations that are done.
+    pub operations: u64,
+    /// Bytes of these operations, as their counts say.
+    pub bytes: u64,
+    /// Nanoseconds for which the rank waited for other ranks.
+    pub waited_ns: u64,
+    /// Number of stalls that were reported.
+    pub stalls: u64,
 }
 
 /// Counts of a process: memory that it registered with NICs, and GPU memory that passed through host memory.

@@ -42,7 +42,7 @@ const MERGE_NS: u64 = 1_000_000_000;
 const NO_CLOCK: PeerClock = PeerClock { ahead_ns: 0, uncertainty_ns: u64::MAX };
 
 const MAGIC: [u8; 8] = *b"INVARREC";
-const VERSION: u32 = 5;
+const VERSION: u32 = 6;
 
 /// The header of a file of records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

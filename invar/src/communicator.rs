@@ -167,12 +167,14 @@ impl Communicator {
     /// as this rank. Fails if a rank does not come, or if there is no path to another rank.
     pub fn join(id: &UniqueId, rank: u32, nranks: u32, settings: &Settings) -> Result<Self, Error> {
         settings.usable()?;
+        // Ranks in shared memory open no device.
+        settings.show_metrics();
         let dump = Dump::new(rank, nranks);
         let on_signal = dump.on_signal(settings)?;
         let (within, silence) = (settings.connect_within(), settings.silence());
         let bootstrap = Bootstrap::join(id, (rank, nranks), within, silence);
         let bootstrap = Arc::new(bootstrap.map_err(Error::bootstrap)?);
-        let board = Arc::new(Board::new(rank, &settings.stall()));
+        let board = Arc::new(Board::new(rank, bootstrap.communicator(), &settings.stall()));
         bootstrap.attend(Arc::clone(&board) as _);
         let engine = setup::engine(Arc::clone(&bootstrap), board, settings);
         let (engine, transport) = engine.map_err(|error| engine::failed(&bootstrap, error))?;

@@ -1,4 +1,5 @@
-//! Metrics for Prometheus (`INVAR_METRICS`): the numbers of all connections of a user's processes.
+//! Metrics for Prometheus (`INVAR_METRICS`): the numbers of all connections and ranks of a user's
+//! processes.
 //!
 //! The numbers come from the files of the flight recorder. So one process serves the metrics of all processes
 //! of its user, and the data path is not involved.

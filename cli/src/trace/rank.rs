@@ -57,9 +57,13 @@ mod tests {
         done.describe("all_reduce");
         let mut runs = RankOperation { begun_ns: 6_000_000, took_ns: None, ..done.clone() };
         runs.describe("broadcast");
-        let operations_list = [done, runs].into_iter().collect();
-        let record =
-            RankRecord { rank: 1, nranks: 4, looked_ns: 9_000_000, operations: operations_list };
+        let record = RankRecord {
+            rank: 1,
+            nranks: 4,
+            looked_ns: 9_000_000,
+            operations: [done, runs].into_iter().collect(),
+            ..RankRecord::default()
+        };
         let mut events = Vec::new();
         operations(&record, &|at_ns| at_ns as f64 / 1e3, (7, 3), &mut events);
         let spans: Vec<_> = events.iter().filter(|event| event["ph"] == "X").collect();

@@ -10,6 +10,7 @@ use invar_core::auth::{Secret, Service};
 use invar_testkit::strangers::{Door, besiege};
 use invar_testkit::unused;
 use invar_testkit::wait::until;
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::*;
 
@@ -48,6 +49,17 @@ pub(crate) fn perf(dir: &Dir, metrics: &str) -> [Run; 2] {
     let (server, addr) = server(command.env("INVAR_METRICS", metrics));
     let args = ["perf", "--connect", &addr, "-b", "64K", "-e", "64K", "-n", "100000000"];
     [server, Run::start(&mut dir.invar(&args))]
+}
+
+/// Two ranks that run all-reduces of `bytes` bytes in shared memory, until the test ends. Rank 0 shows metrics.
+pub(crate) fn ranks(dir: &Dir, bytes: &str, metrics: &str) -> [Run; 2] {
+    let root = unused::address().to_string();
+    [("0", metrics), ("1", "")].map(|(rank, metrics)| {
+        let mut command = dir.invar(&["coll", "all_reduce", "-b", bytes, "-e", bytes]);
+        command.args(["-n", "100000000", "--rank", rank, "--ranks", "2", "--root", &root]);
+        command.env("INVAR_COLL_SECRET", "a word").env("INVAR_STALL_MS", "500");
+        Run::start(command.env("INVAR_METRICS", metrics))
+    })
 }
 
 /// The answer to a scrape, or nothing while nobody listens.
@@ -158,7 +170,7 @@ fn top_shows_the_rates_of_a_run() {
     let mut rows = Vec::new();
     until("a sender that sends", || {
         let outcome = top(&["top", "--once", "--json"]);
-        rows = json(&outcome.ok().stdout).as_array().expect("an array").clone();
+        rows = json(&outcome.ok().stdout)["connections"].as_array().expect("an array").clone();
         rows.iter()
             .any(|row| row["role"] == "sender" && row["bytes_per_second"].as_f64() > Some(1e6))
     });
@@ -167,6 +179,38 @@ fn top_shows_the_rates_of_a_run() {
     let outcome = top(&["top", "--once"]);
     let text = &outcome.ok().stdout;
     assert!(text.contains("sender") && text.contains("soft"), "{text}");
+}
+
+#[test]
+fn ranks_in_shared_memory_show_their_operations_waits_and_stalls() {
+    let dir = Dir::new("shared-memory");
+    let file = dir.0.join("invar.prom");
+    let runs = ranks(&dir, "4K", &format!("file:{}", file.display()));
+    let of = |metric: &str, rank: usize| {
+        let labels = format!("rank=\"{rank}\",nranks=\"2\"}}");
+        let text = fs::read_to_string(&file).unwrap_or_default();
+        sample(&text, &[metric, &pid(&runs[rank]), &labels])
+    };
+    for (rank, run) in runs.iter().enumerate() {
+        until("operations", || of("invar_rank_operations_total{", rank) > Some(100.0));
+        until("bytes", || of("invar_rank_bytes_total{", rank) > Some(100.0 * 4096.0));
+        let sent = ["invar_sent_bytes_total{", &pid(run)];
+        assert_eq!(sample(&fs::read_to_string(&file).unwrap(), &sent), None);
+    }
+    let top = |args: &[&str]| Run::start(&mut dir.invar(args)).wait().ok().stdout.clone();
+    let shown = json(&top(&["top", "--once", "--json"]));
+    let rows = shown["ranks"].as_array().expect("an array");
+    let row = |rank: usize| rows.iter().find(|row| row["pid"] == runs[rank].0.id()).expect("a row");
+    assert_eq!((&row(1)["rank"], &row(1)["nranks"]), (&1.into(), &2.into()));
+    assert_eq!(row(0)["communicator"], row(1)["communicator"]);
+    assert!(row(1)["operations_per_second"].as_f64() > Some(1.0), "{shown}");
+    kill_process(Pid::from_child(&runs[1].0), Signal::STOP).unwrap();
+    let waited = || of("invar_rank_wait_seconds_total{", 0).unwrap_or_default();
+    let before = waited();
+    until("a wait", || waited() > before + 1.0);
+    until("a stall", || of("invar_rank_stalls_total{", 0) >= Some(1.0));
+    let text = top(&["top", "--once"]);
+    assert!(text.contains("WAIT %") && text.contains("all_reduce of 1024 F32, Sum"), "{text}");
 }
 
 #[test]

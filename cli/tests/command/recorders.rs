@@ -2,11 +2,10 @@
 
 use std::fs;
 
-use invar_testkit::unused;
 use invar_testkit::wait::until;
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::metrics::{Dir, perf};
+use crate::metrics::{Dir, perf, ranks};
 use crate::*;
 
 /// The records of a process, or nothing if it has none.
@@ -94,13 +93,7 @@ fn a_process_whose_connection_failed_leaves_its_recorder() {
 #[test]
 fn a_rank_shows_its_operations_and_for_which_rank_it_waits() {
     let dir = Dir::new("ranks");
-    let root = unused::address().to_string();
-    let start = |rank: &str| {
-        let mut command = dir.invar(&["coll", "all_reduce", "-b", "64K", "-e", "64K"]);
-        command.args(["-n", "100000000", "--rank", rank, "--ranks", "2", "--root", &root]);
-        Run::start(command.env("INVAR_COLL_SECRET", "a word"))
-    };
-    let runs = ["0", "1"].map(start);
+    let runs = ranks(&dir, "64K", "");
     let pids = runs.each_ref().map(|run| run.0.id().to_string());
     let ask = |args: &[&str]| Run::start(&mut dir.invar(args)).wait();
     let last = |pid: &str| {

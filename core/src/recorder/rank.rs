@@ -1,10 +1,12 @@
-//! The record of one rank of a communicator: the last operations that took long enough to be timed.
+//! The record of one rank of a communicator: its numbers, and the last operations that took long enough to be
+//! timed.
 
 use static_assertions::{assert_eq_size, const_assert};
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, transmute};
 
 use super::{RecordError, cut, text};
+use crate::metrics::RankNumbers;
 use crate::rendezvous::NOBODY;
 
 /// Number of operations that a rank's record keeps.
@@ -22,12 +24,18 @@ const RUNS: u64 = u64::MAX;
 /// The record of one rank of a communicator.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RankRecord {
+    /// The number by which all ranks know the communicator.
+    pub communicator: u64,
     /// Number of the rank.
     pub rank: u32,
     /// Number of ranks of the communicator.
     pub nranks: u32,
     /// Time of the last look, on the clock of the process.
     pub looked_ns: u64,
+    /// Whether the rank has left its communicator.
+    pub has_left: bool,
+    /// The rank's numbers at the last look.
+    pub numbers: RankNumbers,
     /// The last operations, oldest first.
     pub operations: heapless::Vec<RankOperation, OPERATIONS>,
 }
@@ -63,12 +71,12 @@ pub struct RankWait {
 }
 
 /// ```text
-/// byte 0      8      12    14        16     24       32           3872
-///      +------+------+-----+---------+------+--------+------------+------+
-///      | turn | rank | 3   | number  | look | number | operations | turn |
-///      |      |      |     | of oper-| ed   | of     |            |      |
-///      |      |      |     | ations  |      | ranks  |            |      |
-///      +------+------+-----+---------+------+--------+------------+------+
+/// byte 0      8      12    14        16     24       28     32           3872      3880      3912
+///      +------+------+-----+---------+------+--------+------+------------+---------+---------+------+
+///      | turn | rank | 3   | number  | look | number | has  | operations | commu-  | rank's  | turn |
+///      |      |      |     | of oper-| ed   | of     | left |            | nicator | numbers |      |
+///      |      |      |     | ations  |      | ranks  |      |            |         |         |      |
+///      +------+------+-----+---------+------+--------+------+------------+---------+---------+------+
 /// ```
 ///
 /// Both turns are equal unless the writer is at work. The third field has the place of a role.
@@ -81,8 +89,10 @@ struct RankRecordBytes {
     operations_len: U16,
     looked_ns: U64,
     nranks: U32,
-    zero: [u8; 4],
+    has_left: U32,
     operations: [OperationBytes; OPERATIONS],
+    communicator: U64,
+    numbers: [U64; 4],
     turn_again: U64,
 }
 
@@ -107,7 +117,7 @@ struct OperationBytes {
 }
 
 assert_eq_size!(OperationBytes, [u8; 96]);
-assert_eq_size!(RankRecordBytes, [u8; 3880]);
+assert_eq_size!(RankRecordBytes, [u8; 3920]);
 const_assert!(OPERATIONS <= u16::MAX as usize);
 
 impl RankRecord {
@@ -122,7 +132,10 @@ impl RankRecord {
         (b.turn, b.turn_again) = (turn.into(), turn.into());
         (b.rank, b.nranks, b.kind) = (self.rank.into(), self.nranks.into(), RANK.into());
         b.operations_len = (self.operations.len() as u16).into();
-        b.looked_ns = self.looked_ns.into();
+        (b.looked_ns, b.has_left) = (self.looked_ns.into(), u32::from(self.has_left).into());
+        b.communicator = self.communicator.into();
+        let RankNumbers { operations, bytes, waited_ns, stalls } = self.numbers;
+        b.numbers = [operations, bytes, waited_ns, stalls].map(U64::from);
         for (to, operation) in b.operations.iter_mut().zip(&self.operations) {
             *to = operation.to_bytes();
         }
@@ -144,10 +157,14 @@ impl RankRecord {
             let what = "the number of operations";
             return Err(RecordError::Field { what, value: len as u64 });
         };
+        let [done, bytes, waited_ns, stalls] = b.numbers.map(U64::get);
         Ok(RankRecord {
+            communicator: b.communicator.get(),
             rank: b.rank.get(),
             nranks: b.nranks.get(),
             looked_ns: b.looked_ns.get(),
+            has_left: b.has_left.get() != 0,
+            numbers: RankNumbers { operations: done, bytes, waited_ns, stalls },
             operations: operations.iter().map(RankOperation::parse).collect(),
         })
     }
@@ -219,7 +236,16 @@ mod tests {
         done.describe("all_reduce of 1000 F32, Sum by Ring");
         let runs = RankOperation { took_ns: None, longest: None, ..done.clone() };
         let operations = [done, runs].into_iter().collect();
-        RankRecord { rank: 1, nranks: 4, looked_ns: 9, operations }
+        let numbers = RankNumbers { operations: 8, bytes: 16_000, waited_ns: 900_000, stalls: 2 };
+        RankRecord {
+            communicator: 0xabc,
+            rank: 1,
+            nranks: 4,
+            looked_ns: 9,
+            has_left: true,
+            numbers,
+            operations,
+        }
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! The current operation and wait of a rank. They show why ranks do not go on.
 //!
 //! The rank's thread notes operations and waits by plain stores. The thread that watches the rendezvous
-//! reads them about ten times a second, and measures how long they do not change. It also writes the operations
-//! that were timed into the flight recorder.
+//! reads them about ten times a second, and measures how long they do not change. It also writes the rank's numbers
+//! and the operations that were timed into the flight recorder.
 
 use std::fmt::Write;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -10,6 +10,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use invar_core::coll::{DataType, Operation, RedOp};
+use invar_core::metrics::RankNumbers;
 use invar_core::recorder::{RankOperation, RankRecord};
 use invar_core::rendezvous::{NOBODY, OperationText, RankView};
 use invar_core::stall::{Process, StallSettings};
@@ -29,12 +30,15 @@ const TIMED_BYTES: usize = 64 << 10;
 
 pub(super) struct Board {
     rank: u32,
+    communicator: u64,
     process: Process,
     /// Time after which a stall is reported; zero for never.
     stuck_after: Duration,
     /// Number of collectives entered.
     entered: AtomicU64,
     is_inside: AtomicBool,
+    /// The number of operations that are done, and their bytes.
+    done: [AtomicU64; 2],
     /// The operation, as [`code`] packs it, and its count.
     operation: [AtomicU64; 2],
     waits_for: AtomicU32,
@@ -46,19 +50,19 @@ pub(super) struct Board {
     watched: Mutex<Watched>,
     /// The facts by which the rank chooses algorithms.
     facts: OnceLock<Facts>,
-    /// Whether the flight recorder keeps the operations.
+    /// Whether the flight recorder keeps the rank's numbers and operations.
     is_recorded: bool,
     operations: Operations,
     recording: Mutex<Recording>,
 }
 
-/// The operations in the flight recorder.
+/// The rank in the flight recorder.
 #[derive(Default)]
 struct Recording {
     /// The place of the record, once there is an operation to write.
     place: Option<Result<RecorderPlace, NoPlace>>,
-    /// The state of the operations when they were written last.
-    written: (u64, bool),
+    /// The state of the operations and the rank's numbers when they were written last.
+    written: ((u64, bool), RankNumbers),
 }
 
 /// What the watching thread saw last.
@@ -67,10 +71,13 @@ struct Watched {
     since: Instant,
     told: Option<(GroupVerdict, Instant)>,
     warn_at: Duration,
+    /// Number of stalls that were reported.
+    stalls: u64,
 }
 
 impl Board {
-    pub(super) fn new(rank: u32, settings: &StallSettings) -> Self {
+    /// Makes the board of a rank. All ranks know the communicator by one number.
+    pub(super) fn new(rank: u32, communicator: u64, settings: &StallSettings) -> Self {
         let StallSettings { after_ns, process, is_recorded, .. } = *settings;
         let stuck_after = Duration::from_nanos(after_ns);
         let watched = Watched {
@@ -78,13 +85,16 @@ impl Board {
             since: Instant::now(),
             told: None,
             warn_at: stuck_after,
+            stalls: 0,
         };
         Board {
             rank,
+            communicator,
             process,
             stuck_after,
             entered: AtomicU64::new(0),
             is_inside: AtomicBool::new(false),
+            done: Default::default(),
             operation: Default::default(),
             waits_for: AtomicU32::new(NOBODY),
             differs: AtomicBool::new(false),
@@ -120,8 +130,7 @@ impl Board {
             let entered = self.entered.load(Ordering::Relaxed);
             self.entered.store(entered + 1, Ordering::Relaxed);
         }
-        let bytes = work.count.saturating_mul(work.data_type.bytes());
-        if self.is_recorded && bytes >= TIMED_BYTES {
+        if self.is_recorded && work.bytes() >= TIMED_BYTES {
             self.begin_timing(now_ns());
         }
         self.is_inside.store(true, Ordering::Release);
@@ -129,11 +138,22 @@ impl Board {
 
     #[cold]
     fn begin_timing(&self, now_ns: u64) {
-        let operation = self.operation.each_ref().map(|word| word.load(Ordering::Relaxed));
-        self.operations.begin(operation, self.entered.load(Ordering::Relaxed), now_ns);
+        self.operations.begin(load(&self.operation), self.entered.load(Ordering::Relaxed), now_ns);
     }
 
-    /// Notes that the operation is done.
+    /// Counts operations that are done.
+    #[inline]
+    pub(super) fn done<'a>(&self, works: impl Iterator<Item = &'a Work>) {
+        // Only the rank's thread writes.
+        let [mut count, mut bytes] = load(&self.done);
+        for work in works {
+            (count, bytes) = (count + 1, bytes.saturating_add(work.bytes() as u64));
+        }
+        self.done[0].store(count, Ordering::Relaxed);
+        self.done[1].store(bytes, Ordering::Relaxed);
+    }
+
+    /// Notes that the rank's thread is no longer in the operation.
     #[inline]
     pub(super) fn leave(&self) {
         if self.operations.is_timed() {
@@ -151,7 +171,7 @@ impl Board {
     /// Notes that the operation has failed, and keeps the recorder's file.
     pub(super) fn failed(&self) {
         self.leave();
-        self.record();
+        self.record(false);
         if let Some(Ok(place)) = &self.recording().place {
             place.keep_file();
         }
@@ -188,27 +208,45 @@ impl Board {
         }
     }
 
-    /// Writes the timed operations into the flight recorder, if they have changed or one runs.
-    fn record(&self) {
+    /// Writes the rank's numbers and the timed operations into the flight recorder, if they have changed, a timed
+    /// operation runs or the rank has left.
+    fn record(&self, has_left: bool) {
+        if !self.is_recorded {
+            return;
+        }
         let mut recording = self.recording();
         let Recording { place, written } = &mut *recording;
-        let state = self.operations.state();
-        if state.0 == 0 || (state == *written && !state.1) {
+        let now_ns = now_ns();
+        let (begun, is_timed) = self.operations.state();
+        let mut numbers = self.numbers(now_ns);
+        // A counter must not go back.
+        numbers.waited_ns = numbers.waited_ns.max(written.1.waited_ns);
+        let state = ((begun, is_timed), numbers);
+        let is_new = state != *written || is_timed || has_left;
+        if !is_new || (begun, numbers.operations) == (0, 0) {
             return;
         }
         let Ok(place) = place.get_or_insert_with(|| RecorderPlace::take(self.process)) else {
             return;
         };
         *written = state;
-        let now_ns = now_ns();
         let operations = self.operations.last(now_ns);
         let record = RankRecord {
+            communicator: self.communicator,
             rank: self.rank,
             nranks: self.facts.get().map_or(0, |facts| facts.nranks),
             looked_ns: now_ns,
+            has_left,
+            numbers,
             operations: operations.iter().map(|timed| self.recorded(timed)).collect(),
         };
         place.write(|turn| record.to_bytes(turn));
+    }
+
+    fn numbers(&self, now_ns: u64) -> RankNumbers {
+        let [operations, bytes] = load(&self.done);
+        let waited_ns = self.operations.waited_ns(now_ns);
+        RankNumbers { operations, bytes, waited_ns, stalls: self.watched().stalls }
     }
 
     fn recorded(&self, timed: &Timed) -> RankOperation {
@@ -278,20 +316,20 @@ impl Board {
     }
 
     fn text(&self) -> OperationText {
-        let [code, count] = self.operation.each_ref().map(|word| word.load(Ordering::Relaxed));
+        let [code, count] = load(&self.operation);
         describe(code, count)
     }
 }
 
 impl Drop for Board {
     fn drop(&mut self) {
-        self.record();
+        self.record(true);
     }
 }
 
 impl Attendant for Board {
     fn view(&self) -> RankView {
-        self.record();
+        self.record(false);
         let ((entered, is_inside, waits_for, _), still) = self.look();
         let differs = self.differs.load(Ordering::Relaxed);
         let waits_for = Some(waits_for).filter(|rank| *rank != NOBODY && !differs);
@@ -322,6 +360,7 @@ impl Attendant for Board {
             watched.warn_at = self.stuck_after;
         }
         if !self.stuck_after.is_zero() && verdict.still >= watched.warn_at {
+            watched.stalls += u64::from(watched.warn_at == self.stuck_after);
             watched.warn_at = 2 * verdict.still;
             log::warn!("rank {}: {}", self.rank, verdict.text);
         }
@@ -361,6 +400,10 @@ impl Attendant for Board {
 /// Whether all ranks must run the operation with this description.
 fn is_collective(operation: &OperationText) -> bool {
     !operation.starts_with("send") && !operation.starts_with("recv")
+}
+
+fn load(words: &[AtomicU64; 2]) -> [u64; 2] {
+    words.each_ref().map(|word| word.load(Ordering::Relaxed))
 }
 
 /// Packs a work but its count: kind, type, reduction, and root or peer.
@@ -436,56 +479,4 @@ fn describe(code: u64, count: u64) -> OperationText {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn work(operation: Operation, redop: Option<RedOp>) -> Work {
-        Work { operation, count: 1000, data_type: DataType::F32, redop }
-    }
-
-    #[test]
-    fn an_operation_is_described_with_all_that_ranks_must_agree_on() {
-        let text = |work: &Work| describe(code(work), work.count as u64).as_str().to_owned();
-        let all_reduce = work(Operation::AllReduce, Some(RedOp::Max));
-        assert_eq!(text(&all_reduce), "all_reduce of 1000 F32, Max");
-        assert_eq!(text(&work(Operation::Recv { peer: 3 }, None)), "recv of 1000 F32 from rank 3");
-        let reduce = work(Operation::Reduce { root: 2 }, Some(RedOp::Avg));
-        assert_eq!(text(&reduce), "reduce of 1000 F32, Avg to rank 2");
-        assert_eq!(describe(0, 0), "");
-    }
-
-    #[test]
-    fn a_rank_is_stuck_only_inside_an_operation_and_while_nothing_moves() {
-        let process = Process::new(7, "a");
-        let board =
-            Board::new(1, &StallSettings { after_ns: 2, process, ..StallSettings::default() });
-        assert!(!board.view().is_stuck);
-        board.enter(&work(Operation::AllReduce, Some(RedOp::Sum)));
-        assert!(!board.view().is_stuck, "it waits for nobody");
-        board.wait_for(2);
-        board.view();
-        let view = board.view();
-        assert!(view.is_stuck && view.is_collective);
-        assert_eq!((view.entered, view.waits_for), (1, Some(2)));
-        board.moved();
-        assert!(!board.view().is_stuck);
-        board.leave();
-        assert!(!board.view().is_inside);
-    }
-
-    #[test]
-    fn a_rank_whose_collective_differs_from_a_peers_is_stuck_at_once_and_waits_for_nobody() {
-        let board = Board::new(1, &StallSettings::default());
-        board.enter(&work(Operation::Send { peer: 2 }, None));
-        assert!(!board.differ() && !board.view().is_stuck);
-        board.enter(&work(Operation::AllReduce, Some(RedOp::Sum)));
-        board.wait_for(2);
-        assert!(!board.view().is_stuck);
-        assert!(board.differ());
-        let RankView { is_stuck, waits_for, .. } = board.view();
-        assert_eq!((is_stuck, waits_for), (true, None));
-        let (still, text) = (Duration::ZERO, "why".to_owned());
-        board.verdict(GroupVerdict { still, culprit: Some(2), is_mismatch: true, text });
-        assert_eq!(board.told().unwrap().culprit, Some(2));
-    }
-}
+mod tests;

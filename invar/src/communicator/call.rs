@@ -17,6 +17,13 @@ pub(super) struct Work {
     pub(super) redop: Option<RedOp>,
 }
 
+impl Work {
+    /// Bytes of the operation, as its count says.
+    pub(super) fn bytes(&self) -> usize {
+        self.count.saturating_mul(self.data_type.bytes())
+    }
+}
+
 /// An operation and its memory.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Call {

@@ -163,7 +163,10 @@ impl Engine {
             let Some((_, plan)) = current else {
                 // SAFETY: the caller has promised what `next_plan` demands.
                 let next = unsafe { self.next_plan(batch) }?;
-                let Some(next) = next else { return Ok(Advance::Done) };
+                let Some(next) = next else {
+                    self.board.done(batch.calls.as_ref().iter().map(|call| &call.work));
+                    return Ok(Advance::Done);
+                };
                 // The first transfer stands for all of a group.
                 let mut works = batch.calls.as_ref().iter().map(|call| call.work);
                 let transfer = || works.find(|work| work.operation.is_transfer());

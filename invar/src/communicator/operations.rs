@@ -24,6 +24,8 @@ pub(super) struct Operations {
     /// The rank that the operation waits for, and since when.
     waits_for: AtomicU32,
     waits_since_ns: AtomicU64,
+    /// Time of all waits that have ended.
+    waited_ns: AtomicU64,
 }
 
 #[derive(Default)]
@@ -60,6 +62,7 @@ impl Operations {
             is_timed: AtomicBool::new(false),
             waits_for: AtomicU32::new(NOBODY),
             waits_since_ns: AtomicU64::new(0),
+            waited_ns: AtomicU64::new(0),
         }
     }
 
@@ -92,7 +95,7 @@ impl Operations {
     pub(super) fn wait(&self, rank: u32, now_ns: u64) {
         self.go_on(now_ns);
         self.waits_since_ns.store(now_ns, Ordering::Relaxed);
-        self.waits_for.store(rank, Ordering::Relaxed);
+        self.waits_for.store(rank, Ordering::Release);
     }
 
     /// Notes that the timed operation waits no longer.
@@ -106,6 +109,8 @@ impl Operations {
         let lasted_ns = now_ns.saturating_sub(since_ns);
         let waited_ns = slot.waited_ns.load(Ordering::Relaxed);
         slot.waited_ns.store(waited_ns + lasted_ns, Ordering::Relaxed);
+        let all_ns = self.waited_ns.load(Ordering::Relaxed);
+        self.waited_ns.store(all_ns + lasted_ns, Ordering::Release);
         if lasted_ns >= slot.longest_ns.load(Ordering::Relaxed) {
             slot.longest_rank.store(rank, Ordering::Relaxed);
             slot.longest_since_ns.store(since_ns, Ordering::Relaxed);
@@ -125,6 +130,16 @@ impl Operations {
     pub(super) fn state(&self) -> (u64, bool) {
         let is_timed = self.is_timed.load(Ordering::Acquire);
         (self.begun.load(Ordering::Acquire), is_timed)
+    }
+
+    /// Returns the time for which all operations have waited. The time may be too short while the rank goes on from
+    /// one wait to another.
+    pub(super) fn waited_ns(&self, now_ns: u64) -> u64 {
+        let ended_ns = self.waited_ns.load(Ordering::Acquire);
+        if self.waits_for.load(Ordering::Acquire) == NOBODY {
+            return ended_ns;
+        }
+        ended_ns + now_ns.saturating_sub(self.waits_since_ns.load(Ordering::Relaxed))
     }
 
     /// Returns the last operations, oldest first. An operation whose slot was taken meanwhile is left out.
@@ -193,6 +208,7 @@ mod tests {
         let runs = operations.last(25_000);
         let wait = |rank, after_us, lasted_us| Some(RankWait { rank, after_us, lasted_us });
         assert_eq!((runs[0].took_ns, runs[0].longest), (None, wait(3, 10, 5)));
+        assert_eq!(operations.waited_ns(25_000), 5_000);
         operations.wait(4, 30_000);
         operations.go_on(32_000);
         operations.wait(5, 40_000);
@@ -211,6 +227,8 @@ mod tests {
         };
         assert_eq!(last[0], first);
         assert_eq!((last.len(), last[1].operation, last[1].longest), (2, [3, 4], None));
+        operations.wait(3, 55_000);
+        assert_eq!(operations.waited_ns(60_000), 18_000);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use invar_core::metrics::{Histogram, MemoryNumbers};
+use invar_core::metrics::{Histogram, MemoryNumbers, RankNumbers};
 use invar_core::recorder::{EventKind, Record};
 use invar_core::stall::Role;
 use invar_linux::recorder::Recorded;
@@ -13,7 +13,7 @@ use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
 
-use super::table::{Metric, OF_CONNECTIONS, OF_DEVICES, OF_PROCESSES, Value};
+use super::table::{Metric, OF_CONNECTIONS, OF_DEVICES, OF_PROCESSES, OF_RANKS, Value};
 
 type Labels = Vec<(&'static str, String)>;
 
@@ -33,12 +33,15 @@ pub(crate) fn encode(processes: Vec<Recorded>) -> String {
 
 impl Collector for Processes {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let (connections, devices) = (self.connections(), self.devices());
+        let (connections, devices, ranks) = (self.connections(), self.devices(), self.ranks());
         for metric in OF_CONNECTIONS {
             encode_metric(&mut encoder, metric, &connections)?;
         }
         for metric in OF_DEVICES {
             encode_metric(&mut encoder, metric, &devices)?;
+        }
+        for metric in OF_RANKS {
+            encode_metric(&mut encoder, metric, &ranks)?;
         }
         let processes = self.processes();
         for metric in OF_PROCESSES {
@@ -51,6 +54,23 @@ impl Collector for Processes {
 impl Processes {
     fn processes(&self) -> Vec<(Labels, MemoryNumbers)> {
         self.0.iter().map(|recorded| (labels_of(recorded), recorded.header.memory)).collect()
+    }
+
+    /// The ranks of all processes that have not left their communicators.
+    fn ranks(&self) -> Vec<(Labels, RankNumbers)> {
+        let mut all = Vec::new();
+        for recorded in &self.0 {
+            for (_, record) in recorded.ranks.iter().filter(|(_, record)| !record.has_left) {
+                let mut labels = labels_of(recorded);
+                labels.extend([
+                    ("communicator", format!("{:016x}", record.communicator)),
+                    ("rank", record.rank.to_string()),
+                    ("nranks", record.nranks.to_string()),
+                ]);
+                all.push((labels, record.numbers));
+            }
+        }
+        all
     }
 
     /// The open connections of all processes.

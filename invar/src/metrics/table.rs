@@ -1,6 +1,6 @@
 //! The table of all metrics.
 
-use invar_core::metrics::{Histogram, MemoryNumbers};
+use invar_core::metrics::{Histogram, MemoryNumbers, RankNumbers};
 use invar_core::recorder::Record;
 use invar_core::stall::Role;
 
@@ -123,6 +123,25 @@ pub(super) const OF_DEVICES: &[Metric<Record>] = &[
     }),
     metric("device_dropped_packets", "", "Packets dropped for other reasons", |of| {
         Value::Count(of.nic.dropped_packets)
+    }),
+];
+
+/// The metrics of each rank of a communicator.
+pub(super) const OF_RANKS: &[Metric<RankNumbers>] = &[
+    metric("rank_operations", "", "Operations that the rank has finished", |of| {
+        Value::Count(of.operations)
+    }),
+    metric(
+        "rank",
+        "bytes",
+        "Bytes of the operations that the rank has finished, as their counts say",
+        |of| Value::Count(of.bytes),
+    ),
+    metric("rank_wait", "seconds", "Time for which the rank waited for other ranks", |of| {
+        Value::TimeNs(of.waited_ns)
+    }),
+    metric("rank_stalls", "", "Stalls of the communicator that the rank reported", |of| {
+        Value::Count(of.stalls)
     }),
 ];
 

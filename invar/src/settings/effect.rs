@@ -219,12 +219,17 @@ impl Settings {
         self.listen_ports
     }
 
+    /// Shows metrics from now on, if `INVAR_METRICS` asks for that.
+    pub(crate) fn show_metrics(&self) {
+        self.metrics.iter().for_each(metrics::start);
+    }
+
     /// Returns an error if the device belongs to another transport than `INVAR_TRANSPORT` asks for.
     /// Also returns an error if peers can't find the device (`INVAR_WIRE`).
     pub(crate) fn check(&self, device: &DeviceInfo) -> Result<(), Error> {
         self.usable()?;
         remarks::log_once(&self.remarks);
-        self.metrics.iter().for_each(metrics::start);
+        self.show_metrics();
         let DeviceInfo { name, kind, .. } = device;
         if !self.takes(*kind) {
             let asked = self.transport.as_str();

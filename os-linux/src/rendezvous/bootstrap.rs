@@ -42,6 +42,7 @@ pub struct Bootstrap {
     rank: u32,
     nranks: u32,
     local_ip: IpAddr,
+    communicator: u64,
     key: Secret,
     sender: Arc<Mutex<Connection>>,
     /// Whether this rank has said that it is done.
@@ -141,7 +142,14 @@ impl Bootstrap {
             move || shared.watch(receiver, &sender)
         })?;
         let (told, key) = (AtomicBool::new(false), id.key(&communicator));
-        Ok(Bootstrap { rank, nranks, local_ip, key, sender, told, shared, watch: Some(watch) })
+        let communicator = u64::from_le_bytes(std::array::from_fn(|i| communicator[i]));
+        let watch = Some(watch);
+        Ok(Bootstrap { rank, nranks, local_ip, communicator, key, sender, told, shared, watch })
+    }
+
+    /// Returns the random number by which all ranks know this communicator.
+    pub fn communicator(&self) -> u64 {
+        self.communicator
     }
 
     /// Returns the key that all ranks of this communicator share, and nobody else.

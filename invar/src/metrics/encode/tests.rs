@@ -3,7 +3,7 @@ use std::fs;
 
 use invar_core::metrics::EndNumbers;
 use invar_core::nic::NicCounters;
-use invar_core::recorder::Header;
+use invar_core::recorder::{Header, RankRecord};
 use invar_core::stall::{EndView, Process};
 
 use super::*;
@@ -34,6 +34,11 @@ fn process(pid: u32, records: Vec<Record>) -> Recorded {
     let records = records.into_iter().enumerate().collect();
     let path = format!("/tmp/invar-1/{pid}.rec").into();
     Recorded { path, header, is_alive: true, records, ranks: Vec::new(), damaged: 0 }
+}
+
+fn rank(rank: u32) -> RankRecord {
+    let numbers = RankNumbers { operations: 12, bytes: 8192, waited_ns: 1_500_000_000, stalls: 2 };
+    RankRecord { communicator: 0xab, rank, nranks: 4, numbers, ..RankRecord::default() }
 }
 
 #[test]
@@ -77,6 +82,23 @@ fn each_open_connection_and_each_device_has_its_numbers() {
 }
 
 #[test]
+fn each_rank_that_has_not_left_has_its_numbers() {
+    let mut recorded = process(7, Vec::new());
+    recorded.ranks = vec![(0, rank(1)), (1, RankRecord { has_left: true, ..rank(2) })];
+    let text = encode(vec![recorded]);
+    let of = r#"{pid="7",recorder="/tmp/invar-1/7.rec",communicator="00000000000000ab",rank="1",nranks="4"}"#;
+    for line in [
+        format!("invar_rank_operations_total{of} 12"),
+        format!("invar_rank_bytes_total{of} 8192"),
+        format!("invar_rank_wait_seconds_total{of} 1.5"),
+        format!("invar_rank_stalls_total{of} 2"),
+    ] {
+        assert!(text.lines().any(|of| of == line), "no {line} in\n{text}");
+    }
+    assert!(!text.contains(r#"rank="2""#), "{text}");
+}
+
+#[test]
 fn processes_of_one_number_have_series_of_their_own() {
     let one = process(7, vec![record(Role::Sender, "10.0.0.2")]);
     let other = Recorded { path: "/tmp/invar-1/7-1.rec".into(), ..one.clone() };
@@ -110,7 +132,8 @@ fn without_connections_there_is_an_empty_text() {
 #[test]
 fn the_manual_lists_exactly_the_metrics_that_there_are() {
     let records = vec![record(Role::Sender, "p"), record(Role::Receiver, "p")];
-    let text = encode(vec![process(7, records)]);
+    let ranks = vec![(2, rank(1))];
+    let text = encode(vec![Recorded { ranks, ..process(7, records) }]);
     let line = |line: &str| {
         let (name, kind) = line.strip_prefix("# TYPE ")?.split_once(' ')?;
         let total = if kind == "counter" { "_total" } else { "" };
