@@ -97,6 +97,12 @@ pub struct Record {
     pub view: EndView,
     /// The end's numbers at the last look.
     pub numbers: EndNumbers,
+    /// Number of rails; 0 if the end has none.
+    pub rail_count: u8,
+    /// The rails that do not work, a bit for each rail.
+    pub rails_down: u8,
+    /// Number of times that a rail carried data and then carried none.
+    pub failovers: u64,
     /// The counters of the end's device, some seconds old at most.
     pub nic: NicCounters,
     /// The last verdict on a stall; empty if there was none.
@@ -112,10 +118,10 @@ pub struct Record {
 ///      |      | of the QP|     | of      | ed   |      |      |         |        |
 ///      |      |          |     | events  |      |      |      |         |        |
 ///      +------+----------+-----+---------+------+------+------+---------+--------+
-///      3128     3192   3256    3296      3688       3768     3776    3784      3792
-///      | device | peer | end's | latency | device's | number | ahead | within  | turn |
-///      |        |      | num-  | buckets | counters |        |       |         |      |
-///      |        |      | bers  |         |          |        |       |         |      |
+///      3128     3192   3256    3296      3688       3768     3776    3784      3792    3796   3800    3808
+///      | device | peer | end's | latency | device's | number | ahead | within  | number | rails | fail- | turn |
+///      |        |      | num-  | buckets | counters |        |       |         | of     | down  | overs |      |
+///      |        |      | bers  |         |          |        |       |         | rails  |       |       |      |
 /// ```
 ///
 /// The peer's clock is ahead by `ahead`, give or take `within`; the latter has all bits set if that is unknown.
@@ -145,10 +151,13 @@ struct RecordBytes {
     number: U64,
     clock_ahead_ns: I64,
     clock_within_ns: U64,
+    rail_count: U32,
+    rails_down: U32,
+    failovers: U64,
     turn_again: U64,
 }
 
-assert_eq_size!(RecordBytes, [u8; 3800]);
+assert_eq_size!(RecordBytes, [u8; 3816]);
 assert_eq_size!(ViewBytes, [u8; VIEW_BYTES]);
 
 /// Why bytes are no record.
@@ -243,6 +252,9 @@ impl Record {
             peer_clock: None,
             view,
             numbers: EndNumbers::default(),
+            rail_count: 0,
+            rails_down: 0,
+            failovers: 0,
             nic: NicCounters::default(),
             verdict: heapless::String::new(),
             events: heapless::Deque::new(),
@@ -307,6 +319,7 @@ impl Record {
     /// Adds an event. The oldest one goes if there are too many.
     pub fn push(&mut self, kind: EventKind, detail: u16, at_ns: u64) {
         let EndView { begun, done, untested, .. } = self.view;
+        self.failovers += u64::from(kind == EventKind::RailDown);
         if self.events.is_full() {
             self.events.pop_front();
         }
@@ -343,6 +356,9 @@ impl Record {
         let clock = self.peer_clock.unwrap_or(NO_CLOCK);
         b.clock_ahead_ns = clock.ahead_ns.into();
         b.clock_within_ns = clock.uncertainty_ns.into();
+        b.rail_count = u32::from(self.rail_count).into();
+        b.rails_down = u32::from(self.rails_down).into();
+        b.failovers = self.failovers.into();
         zerocopy::transmute!(b)
     }
 
@@ -390,6 +406,9 @@ impl Record {
                     sum_ns: b.latency_sum_ns.get(),
                 },
             },
+            rail_count: b.rail_count.get() as u8,
+            rails_down: b.rails_down.get() as u8,
+            failovers: b.failovers.get(),
             nic: NicCounters::from_array(b.nic.map(U64::get)),
             verdict: text(&b.verdict),
             events: heapless::Deque::new(),

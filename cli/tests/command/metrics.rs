@@ -73,7 +73,7 @@ fn scrape(addr: &str) -> Option<String> {
 }
 
 /// The largest sample whose line has all these parts.
-fn sample(text: &str, parts: &[&str]) -> Option<f64> {
+pub(crate) fn sample(text: &str, parts: &[&str]) -> Option<f64> {
     let lines = text.lines().filter(|line| parts.iter().all(|part| line.contains(part)));
     lines.filter_map(|line| line.rsplit(' ').next()?.parse().ok()).max_by(f64::total_cmp)
 }

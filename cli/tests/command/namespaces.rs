@@ -1,8 +1,11 @@
 //! Two hosts, as far as the kernel is concerned: two network namespaces and a cable.
 
+use std::fs;
+
 use invar_linux::tcp::SILENCE_MAX;
 use invar_testkit::namespaces::{Hosts, IPV4, IPV6};
 
+use crate::metrics::{Dir, sample};
 use crate::*;
 
 /// `invar ARGS` on one of the hosts.
@@ -266,18 +269,28 @@ fn a_connection_over_two_rails_outlives_either_of_them_and_takes_it_back() {
     const MANY: u64 = 16 << 20;
     let Some(hosts) = Hosts::or_skip(1500) else { return };
     hosts.add_cable("v1", 1500, ["198.51.100.1", "198.51.100.2"]).unwrap();
-    let soft = [("INVAR_TRANSPORT", "soft"), ("INVAR_SOFT_AUTH", "0")];
+    let dir = Dir::new("rails");
+    let file = dir.0.join("invar.prom");
+    let (folder, metrics) = (dir.0.display().to_string(), format!("file:{}", file.display()));
+    let soft =
+        [("INVAR_TRANSPORT", "soft"), ("INVAR_SOFT_AUTH", "0"), ("XDG_RUNTIME_DIR", &folder)];
+    let shows = [&soft[..], &[("INVAR_METRICS", &metrics)]].concat();
+    let shown = |metric: &str, label: &str| {
+        let text = fs::read_to_string(&file).unwrap_or_default();
+        sample(&text, &[metric, &folder, label])
+    };
     let rails = ["--rails", "soft0+soft1"];
-    let [mut server, mut client] = under_way(&hosts, [&soft; 2], &rails);
+    let [mut server, mut client] = under_way(&hosts, [&shows, &soft], &rails);
     let more = |link: &'static str| {
         let before = sent_over(&hosts, 1, link);
         watch(link, || sent_over(&hosts, 1, link) >= before + MANY);
     };
     more("v1");
-    for (pulled, left) in [("v1", "v0"), ("v0", "v1")] {
+    for (pulled, left, rail) in [("v1", "v0", "rail=\"1\""), ("v0", "v1", "rail=\"0\"")] {
         for host in [0, 1] {
             hosts.ip(host, &format!("link set {pulled} down")).unwrap();
             more(left);
+            watch("a rail that is down", || shown("invar_rail_up{", rail) == Some(0.0));
             hosts.ip(host, &format!("link set {pulled} up")).unwrap();
             if pulled == "v0" {
                 // Linux has taken the address away with the link.
@@ -285,8 +298,10 @@ fn a_connection_over_two_rails_outlives_either_of_them_and_takes_it_back() {
             }
             more(pulled);
             more(left);
+            watch("a rail that is up", || shown("invar_rail_up{", rail) == Some(1.0));
         }
     }
+    watch("failovers", || shown("invar_failovers_total{", "role=\"sender\"") >= Some(4.0));
     for run in [&mut server, &mut client] {
         assert!(run.0.try_wait().expect("a process").is_none(), "an end has failed");
     }

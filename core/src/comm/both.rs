@@ -98,6 +98,16 @@ macro_rules! both {
                 self.base.rails.in_use.0
             }
 
+            /// The number of rails.
+            pub fn rail_count(&self) -> usize {
+                self.base.rails.count
+            }
+
+            /// The rails whose port is down at an end, or that did not answer, a bit for each rail.
+            pub fn rails_down(&self) -> u8 {
+                self.base.rails.down().0
+            }
+
             /// The addresses and queue pairs of both ends.
             pub fn ends(&self) -> &Ends {
                 &self.base.ends

@@ -76,7 +76,9 @@ fn events_of_errors_fences_and_rails_name_their_detail() {
     record.push(EventKind::Fence, 2, 7);
     record.push(EventKind::RailDown, 1, 8);
     record.push(EventKind::RailUp, 1, 9);
+    (record.rail_count, record.rails_down) = (2, 0b10);
     let names: std::vec::Vec<_> = record.events.iter().map(ToString::to_string).collect();
+    assert_eq!(record.failovers, 1);
     let error = std::format!("error {}", status_name(WcStatus::RETRY_EXC_ERR));
     assert_eq!(names, ["opened", &error, "error", "fence 2", "rail down 1", "rail up 1"]);
     assert_eq!(Record::parse(&record.to_bytes(3)), Ok(Some(record)));

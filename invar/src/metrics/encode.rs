@@ -13,7 +13,7 @@ use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
 
-use super::table::{Metric, OF_CONNECTIONS, OF_DEVICES, OF_PROCESSES, OF_RANKS, Value};
+use super::table::{Metric, OF_CONNECTIONS, OF_DEVICES, OF_PROCESSES, OF_RAILS, OF_RANKS, Value};
 
 type Labels = Vec<(&'static str, String)>;
 
@@ -36,6 +36,10 @@ impl Collector for Processes {
         let (connections, devices, ranks) = (self.connections(), self.devices(), self.ranks());
         for metric in OF_CONNECTIONS {
             encode_metric(&mut encoder, metric, &connections)?;
+        }
+        let rails: Vec<_> = connections.iter().flat_map(rails).collect();
+        for metric in OF_RAILS {
+            encode_metric(&mut encoder, metric, &rails)?;
         }
         for metric in OF_DEVICES {
             encode_metric(&mut encoder, metric, &devices)?;
@@ -112,6 +116,16 @@ impl Processes {
         }
         all
     }
+}
+
+/// The rails of a connection over several rails, and whether they work.
+fn rails((of, record): &(Labels, Record)) -> impl Iterator<Item = (Labels, bool)> {
+    let count = if record.rail_count > 1 { u32::from(record.rail_count) } else { 0 };
+    (0..count.min(u8::BITS)).map(move |rail| {
+        let mut labels = of.clone();
+        labels.push(("rail", rail.to_string()));
+        (labels, record.rails_down >> rail & 1 == 0)
+    })
 }
 
 /// The labels of a process. Processes of two containers may have one number, and share a directory.

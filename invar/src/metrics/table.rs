@@ -29,6 +29,10 @@ fn of_sender(record: &Record, value: Value) -> Value {
     if record.role == Role::Sender { value } else { Value::None }
 }
 
+fn of_rails(record: &Record, value: Value) -> Value {
+    if record.rail_count > 1 { value } else { Value::None }
+}
+
 fn of_receiver(record: &Record, value: Value) -> Value {
     if record.role == Role::Receiver { value } else { Value::None }
 }
@@ -84,10 +88,21 @@ pub(super) const OF_CONNECTIONS: &[Metric<Record>] = &[
     metric("recoveries", "", "Times that a connection made new queue pairs", |of| {
         Value::Count(of.numbers.recoveries)
     }),
+    metric("failovers", "", "Times that a rail carried data and then carried none", |of| {
+        of_rails(of, Value::Count(of.failovers))
+    }),
     metric("recovering", "", "1 while a connection makes new queue pairs, else 0", |of| {
         Value::Gauge(f64::from(u8::from(of.view.is_recovering)))
     }),
 ];
+
+/// The metrics of each rail of a connection over several rails. A rail works or not.
+pub(super) const OF_RAILS: &[Metric<bool>] = &[metric(
+    "rail_up",
+    "",
+    "1 while the rail of the connection works at both ends, else 0",
+    |works| Value::Gauge(f64::from(u8::from(*works))),
+)];
 
 /// The metrics of each device that has connections. Of connections of one device the largest number counts.
 pub(super) const OF_DEVICES: &[Metric<Record>] = &[

@@ -41,6 +41,10 @@ pub struct EndState {
     pub fenced: Option<u32>,
     /// The rails that carry data, a bit for each rail; 0 if the end has none.
     pub rails: u8,
+    /// The rails whose port is down at an end, or that did not answer, a bit for each rail.
+    pub rails_down: u8,
+    /// Number of rails; 0 if the end has none.
+    pub rail_count: u8,
 }
 
 impl Snapshot {
@@ -102,7 +106,7 @@ impl Recording {
 
     /// Takes what a look has found.
     pub(super) fn look(&self, snapshot: &Snapshot) {
-        let Snapshot { role, ends, view, verdict, numbers, nic, .. } = snapshot;
+        let Snapshot { role, ends, view, verdict, numbers, nic, state } = snapshot;
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         let now_ns = now_ns();
         let Some(of_end) = &mut *open else {
@@ -110,9 +114,10 @@ impl Recording {
             self.is_refused.store(open.is_none(), Ordering::Relaxed);
             return;
         };
-        let has_edge = of_end.note_edges(snapshot.state, now_ns);
+        let has_edge = of_end.note_edges(*state, now_ns);
         let Open { record, verdict: told, written_ns, counted_ns, has_moved, place, .. } = of_end;
         (record.role, record.qpn, record.numbers) = (*role, ends.qpn, *numbers);
+        (record.rail_count, record.rails_down) = (state.rail_count, state.rails_down);
         if let Some(nic) = nic {
             (record.nic, *counted_ns, *has_moved) = (*nic, now_ns, false);
         }
@@ -176,6 +181,7 @@ impl Open {
         record.name(&ends.device, &peer);
         (record.numbers, record.nic) = (*numbers, nic.unwrap_or_default());
         (record.number, record.peer_clock) = (ends.number, ends.peer_clock);
+        (record.rail_count, record.rails_down) = (state.rail_count, state.rails_down);
         place.write(|turn| record.to_bytes(turn));
         trace(&record);
         let (written_ns, counted_ns) = (now_ns, now_ns);

@@ -82,6 +82,19 @@ fn each_open_connection_and_each_device_has_its_numbers() {
 }
 
 #[test]
+fn each_rail_of_a_connection_over_several_says_whether_it_works() {
+    let mut two = record(Role::Sender, "10.0.0.2");
+    (two.rail_count, two.rails_down, two.failovers) = (2, 0b10, 5);
+    let text = encode(vec![process(7, vec![two, record(Role::Sender, "10.0.0.3")])]);
+    let ends_of = |name: &str| {
+        let lines = text.lines().filter(|line| line.starts_with(name));
+        lines.map(|line| line.rsplit_once(',').unwrap().1.to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(ends_of("invar_rail_up{"), [r#"rail="0"} 1.0"#, r#"rail="1"} 0.0"#]);
+    assert_eq!(ends_of("invar_failovers_total{"), [r#"peer="10.0.0.2"} 5"#]);
+}
+
+#[test]
 fn each_rank_that_has_not_left_has_its_numbers() {
     let mut recorded = process(7, Vec::new());
     recorded.ranks = vec![(0, rank(1)), (1, RankRecord { has_left: true, ..rank(2) })];
@@ -131,7 +144,8 @@ fn without_connections_there_is_an_empty_text() {
 
 #[test]
 fn the_manual_lists_exactly_the_metrics_that_there_are() {
-    let records = vec![record(Role::Sender, "p"), record(Role::Receiver, "p")];
+    let mut records = vec![record(Role::Sender, "p"), record(Role::Receiver, "p")];
+    records[0].rail_count = 2;
     let ranks = vec![(2, rank(1))];
     let text = encode(vec![Recorded { ranks, ..process(7, records) }]);
     let line = |line: &str| {
