@@ -4,9 +4,9 @@
 //! holds a lock on its file, so that others know whether the process lives. Each new process deletes all but
 //! the youngest files of dead processes.
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, Read};
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -22,8 +22,10 @@ use crate::clock::now_ns;
 
 /// Bytes of each record in a file, and of the header.
 const PLACE_BYTES: usize = 4096;
-/// The most connections and ranks of a process that are recorded.
-const PLACES: usize = 256;
+/// The most connections and ranks of a process that are recorded at one time.
+const PLACES: usize = 4096;
+/// A file grows beyond this number of places only if more connections and ranks are open at one time.
+const PLACES_KEPT: usize = 256;
 /// The files of dead processes that are kept.
 const DEAD_KEPT: usize = 16;
 /// The most files of one process number, which differ if containers share a directory.
@@ -40,16 +42,12 @@ pub struct RecorderFile {
     process: u32,
     file: File,
     path: PathBuf,
-    places: Vec<RecordSlot>,
+    /// The number of places that the file has.
+    places: usize,
+    /// Places whose connection or rank has ended, oldest first. A record stays until another takes its place.
+    ended: VecDeque<usize>,
     turn: u64,
     memory: MemoryNumbers,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum RecordSlot {
-    Used,
-    /// The connection or rank has ended; its record stays until the place is needed.
-    Ended,
 }
 
 /// A file of a recorder, as a reader finds it.
@@ -102,19 +100,22 @@ impl RecorderFile {
         let unix_offset_ns = (unix.as_nanos() as i64).wrapping_sub(now_ns() as i64);
         let memory = MemoryNumbers::default();
         file.write_all_at(&Header { process, unix_offset_ns, memory }.to_bytes(), 0)?;
-        let (process, places) = (std::process::id(), Vec::new());
-        Ok(RecorderFile { process, file, path, places, turn: 0, memory })
+        let (process, ended) = (std::process::id(), VecDeque::new());
+        Ok(RecorderFile { process, file, path, places: 0, ended, turn: 0, memory })
     }
 
     /// Takes a place for a record. Returns `None` if all are in use.
     pub fn take_place(&mut self) -> Option<usize> {
-        if self.places.len() < PLACES {
-            self.places.push(RecordSlot::Used);
-            return Some(self.places.len() - 1);
+        if self.places >= PLACES_KEPT
+            && let Some(place) = self.ended.pop_front()
+        {
+            return Some(place);
         }
-        let at = self.places.iter().position(|place| *place == RecordSlot::Ended)?;
-        self.places[at] = RecordSlot::Used;
-        Some(at)
+        if self.places == PLACES {
+            return None;
+        }
+        self.places += 1;
+        Some(self.places - 1)
     }
 
     /// Writes a record, whose bytes depend on the number of the write.
@@ -146,11 +147,10 @@ impl RecorderFile {
         self.file.write_all_at(&memory.to_bytes(), NUMBERS_AT as u64)
     }
 
-    /// Gives a place back. The record stays until another one takes the place.
+    /// Gives a place back, which [`RecorderFile::take_place`] has returned. The record stays until another one takes
+    /// the place.
     pub fn give_back(&mut self, place: usize) {
-        if let Some(place) = self.places.get_mut(place) {
-            *place = RecordSlot::Ended;
-        }
+        self.ended.push_back(place);
     }
 }
 
@@ -220,10 +220,10 @@ pub fn read(path: &Path) -> io::Result<Recorded> {
     if !of.is_file() {
         return Err(invalid("it is no file".to_owned()));
     }
-    let mut bytes = vec![0; PLACE_BYTES * (1 + PLACES)];
-    let len = read_up_to(&file, &mut bytes)?;
-    let bytes = &bytes[..len];
-    let header = Header::parse(bytes).map_err(|error| invalid(error.to_string()))?;
+    let bytes_max = PLACE_BYTES * (1 + PLACES);
+    let mut bytes = Vec::with_capacity(bytes_max.min(of.len() as usize));
+    (&file).take(bytes_max as u64).read_to_end(&mut bytes)?;
+    let header = Header::parse(&bytes).map_err(|error| invalid(error.to_string()))?;
     let (mut records, mut ranks, mut damaged) = (Vec::new(), Vec::new(), 0);
     for (number, place) in bytes.chunks(PLACE_BYTES).skip(1).enumerate() {
         let mut parsed = Parsed::of(place);
@@ -266,19 +266,6 @@ impl Parsed {
         let record = Record::parse(place)?;
         Ok(record.map_or(Parsed::Nothing, |record| Parsed::End(Box::new(record))))
     }
-}
-
-fn read_up_to(file: &File, bytes: &mut [u8]) -> io::Result<usize> {
-    let mut len = 0;
-    while len < bytes.len() {
-        match file.read_at(&mut bytes[len..], len as u64) {
-            Ok(0) => break,
-            Ok(n) => len += n,
-            Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(len)
 }
 
 /// Returns the files of recorders in a directory.

@@ -100,11 +100,33 @@ fn two_processes_of_one_number_have_files_of_their_own_and_old_dead_files_go() {
 }
 
 #[test]
-fn the_place_of_an_ended_connection_is_taken_once_all_are_in_use() {
+fn the_place_that_ended_first_is_taken_once_all_are_in_use() {
     let dir = Dir::new("places");
     let mut file = RecorderFile::create(&dir.0, Process::new(1, "a")).unwrap();
     assert!((0..PLACES).all(|place| file.take_place() == Some(place)));
     assert_eq!(file.take_place(), None);
-    file.give_back(5);
-    assert_eq!((file.take_place(), file.take_place()), (Some(5), None));
+    [9, 5].into_iter().for_each(|place| file.give_back(place));
+    assert_eq!([(); 3].map(|()| file.take_place()), [Some(9), Some(5), None]);
+}
+
+#[test]
+fn a_file_grows_with_the_open_connections_and_not_with_all_that_ever_were() {
+    let dir = Dir::new("grows");
+    let mut file = RecorderFile::create(&dir.0, Process::new(1, "a")).unwrap();
+    let path = dir.0.join("1.rec");
+    let open = |file: &mut RecorderFile| {
+        let place = file.take_place().unwrap();
+        file.write(place, |turn| record(place as u64).to_bytes(turn)).unwrap();
+        place
+    };
+    for _ in 0..2 * PLACES_KEPT {
+        let place = open(&mut file);
+        file.give_back(place);
+    }
+    assert_eq!(read(&path).unwrap().records.len(), PLACES_KEPT);
+    let all: Vec<usize> = (0..PLACES).map(|_| open(&mut file)).collect();
+    let recorded = read(&path).unwrap();
+    assert_eq!((recorded.records.len(), recorded.damaged), (all.len(), 0));
+    assert_eq!(recorded.records[PLACES - 1], (PLACES - 1, record(PLACES as u64 - 1)));
+    assert!(fs::metadata(&path).unwrap().len() <= (PLACE_BYTES * (1 + PLACES)) as u64);
 }
