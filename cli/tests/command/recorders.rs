@@ -129,3 +129,30 @@ fn a_rank_shows_its_operations_and_for_which_rank_it_waits() {
         assert!(pid == 1 || has("/name", "waits for rank 1"), "{trace}");
     }
 }
+
+#[test]
+fn a_client_whose_server_is_stopped_names_the_process_of_the_server() {
+    let dir = Dir::new("stopped");
+    let (server, addr) = server(&mut dir.invar(&["perf", "--server", "127.0.0.1:0"]));
+    let args = ["perf", "--connect", &addr, "-b", "64K", "-e", "64K", "-n", "100000000"];
+    let client = Run::start(dir.invar(&args).env("INVAR_STALL_MS", "500"));
+    let pid = client.0.id().to_string();
+    // More than are checked before the timed messages: from now on the client only sends.
+    let has_timed = |of: &serde_json::Value| of["done"].as_u64() > Some(10_000);
+    until("timed messages", || any_connection(&dir, &pid, has_timed));
+    kill_process(Pid::from_child(&server.0), Signal::STOP).unwrap();
+    // The client logs a verdict before it records it.
+    let is_told = |of: &serde_json::Value| {
+        of["verdict"].as_str().is_some_and(|verdict| verdict.contains(" does not answer for "))
+    };
+    until("a verdict", || any_connection(&dir, &pid, is_told));
+    kill_process(Pid::from_child(&client.0), Signal::KILL).unwrap();
+    let stderr = client.wait().stderr;
+    let culprit = format!("the process of the receiver (pid {} on ", server.0.id());
+    let names_it = |line: &str| {
+        line.split_once(&culprit).is_some_and(|(_, why)| {
+            why.contains(" does not answer for ") && why.contains("it is stopped (SIGSTOP")
+        })
+    };
+    assert!(stderr.lines().any(names_it), "{stderr}");
+}
