@@ -1,7 +1,7 @@
 //! `invar doctor`: finds what is wrong with this host.
 //!
 //! The [`host`] is what the [`checks`] look at: the kernel's files, the environment, and the system's
-//! answers. Tests put a stand-in in its place. [`rdma`], [`pci`] and [`loader`] read what several checks
+//! answers. Tests put a stand-in in its place. [`rdma`], [`pci`], [`loader`] and [`nft`] read what checks
 //! need. The [`report`] holds the findings.
 
 mod checks;
@@ -10,6 +10,7 @@ mod host;
 mod hosts;
 mod loader;
 mod losses;
+mod nft;
 mod pci;
 mod peer;
 mod rdma;
@@ -73,7 +74,7 @@ pub(crate) struct Args {
     serve: Option<String>,
 
     /// Read the kernel's and the administrator's files below DIR, where a container has its host's root.
-    /// Interfaces, limits and libibverbs remain those of this process
+    /// Interfaces, limits, libibverbs and the packet filter remain those of this process
     #[arg(long, value_name = "DIR")]
     root: Option<PathBuf>,
 }

@@ -4,6 +4,7 @@
 mod buffers;
 mod congestion;
 mod dma;
+mod firewall;
 mod gids;
 mod gpu;
 mod hostname;
@@ -39,7 +40,7 @@ const fn check(name: &'static str, about: &'static str, run: fn(&Host, &mut Repo
 }
 
 /// All checks, in the order in which they run.
-pub(crate) const CHECKS: [Check; 14] = [
+pub(crate) const CHECKS: [Check; 15] = [
     check("settings", "variables that are refused, unknown or without effect", settings::check),
     check("verbs", "libibverbs, its drivers, and /dev/infiniband", verbs::check),
     check("memlock", "the limit on locked memory", memlock::check),
@@ -53,5 +54,6 @@ pub(crate) const CHECKS: [Check; 14] = [
     check("hostname", "the address that the host's name stands for", hostname::check),
     check("buffers", "the kernel's limits for UDP and TCP sockets", buffers::check),
     check("congestion", "TCP's congestion control", congestion::check),
+    check("firewall", "rules of nftables that drop Invar's packets", firewall::check),
     check("nccl", "libnccl, and the network plugin that it loads", nccl::check),
 ];

@@ -6,6 +6,7 @@ use std::io::{self, ErrorKind, Read};
 use std::net::IpAddr;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
@@ -16,6 +17,8 @@ use invar_linux::tcp::Congestion;
 use rustix::net::sockopt::set_socket_recv_buffer_size_force;
 use rustix::net::{AddressFamily, SocketType, socket};
 
+use crate::parent::await_children;
+
 /// The flag with which `open(2)` never waits.
 const NEVER_WAITS: i32 = rustix::fs::OFlags::NONBLOCK.bits() as i32;
 
@@ -24,6 +27,13 @@ const TEXT_BYTES_MAX: u64 = 1 << 20;
 
 /// The resolver has this long. Its own time limits are often longer.
 const RESOLVE_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// The names of nft: the folder of programs for root may be missing in a user's path.
+const NFT: [&str; 2] = ["nft", "/usr/sbin/nft"];
+/// nft has this long to list its rules.
+const NFT_TIMEOUT: Duration = Duration::from_secs(10);
+/// The most bytes of rules that are read.
+const FILTER_BYTES_MAX: u64 = 64 << 20;
 
 /// The host, or a stand-in for it.
 pub(crate) struct Host {
@@ -61,6 +71,8 @@ pub(crate) trait System {
     fn forces_buffers(&self) -> bool;
     /// Opens a file for reading and writing, and closes it.
     fn open(&self, path: &Path) -> io::Result<()>;
+    /// The rules of nftables as JSON, or in words why this process does not see them.
+    fn packet_filter(&self) -> Result<String, String>;
 }
 
 /// The answer of libibverbs.
@@ -307,5 +319,41 @@ impl System for ThisHost {
     fn open(&self, path: &Path) -> io::Result<()> {
         let mut options = OpenOptions::new();
         options.read(true).write(true).custom_flags(NEVER_WAITS).open(path).map(drop)
+    }
+
+    fn packet_filter(&self) -> Result<String, String> {
+        await_children().map_err(|failure| failure.to_string())?;
+        let start = |nft: &&str| {
+            let mut command = Command::new(nft);
+            command.args(["-j", "list", "ruleset"]).stdin(Stdio::null());
+            let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+            (!child.as_ref().is_err_and(|error| error.kind() == ErrorKind::NotFound))
+                .then_some(child)
+        };
+        let child = NFT.iter().find_map(start).ok_or("there is no nft here")?;
+        let mut child = child.map_err(|error| format!("nft: {error}"))?;
+        let (to_us, read) = mpsc::channel();
+        let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+        let reader = thread::Builder::new().spawn(move || {
+            let mut texts = [String::new(), String::new()];
+            let lengths = [
+                stdout.map(|pipe| pipe.take(FILTER_BYTES_MAX).read_to_string(&mut texts[0])),
+                stderr.map(|pipe| pipe.take(TEXT_BYTES_MAX).read_to_string(&mut texts[1])),
+            ];
+            let read = lengths.into_iter().flatten().collect::<io::Result<Vec<usize>>>();
+            let _ = to_us.send(read.map(|_| texts));
+        });
+        let read = reader.map(|_| read.recv_timeout(NFT_TIMEOUT));
+        // It has closed its output, or is too late.
+        let _ = child.kill();
+        let ended = child.wait();
+        match (read, ended) {
+            (Ok(Ok(Ok([rules, errors]))), Ok(status)) => match errors.lines().next() {
+                Some(error) if !status.success() => Err(format!("nft: {error}")),
+                _ => Ok(rules),
+            },
+            (Ok(Ok(Err(error))) | Err(error), _) | (_, Err(error)) => Err(format!("nft: {error}")),
+            (Ok(Err(_)), _) => Err(format!("nft took more than {} s", NFT_TIMEOUT.as_secs())),
+        }
     }
 }

@@ -89,6 +89,11 @@ impl RdmaDevice {
         RdmaDevice { name, ports }
     }
 
+    /// Whether the device is software of the kernel, such as rdma_rxe.
+    pub(crate) fn is_software(&self, host: &Host) -> bool {
+        !host.sys.has(&self.pci_file(""))
+    }
+
     /// The path of a file of the device's PCI device, below `/sys`.
     pub(crate) fn pci_file(&self, file: &str) -> String {
         format!("class/infiniband/{}/device/{file}", self.name)

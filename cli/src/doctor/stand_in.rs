@@ -36,6 +36,7 @@ pub(crate) struct Facts {
     pub(crate) forces_buffers: bool,
     /// The error of each attempt to open a device's file.
     pub(crate) open_errno: Option<i32>,
+    pub(crate) packet_filter: Result<String, String>,
 }
 
 impl System for Facts {
@@ -82,6 +83,10 @@ impl System for Facts {
             None => path.metadata().map(drop),
         }
     }
+
+    fn packet_filter(&self) -> Result<String, String> {
+        self.packet_filter.clone()
+    }
 }
 
 impl StandIn {
@@ -110,6 +115,7 @@ impl StandIn {
             takes_congestion: false,
             forces_buffers: false,
             open_errno: None,
+            packet_filter: Ok(r#"{"nftables": []}"#.to_owned()),
         };
         StandIn { tree, env: BTreeMap::new(), facts }
     }

@@ -50,7 +50,7 @@ fn every_finding_says_what_it_costs_and_how_to_mend_it() {
         blocks[0]
             .starts_with("bad   RLIMIT_MEMLOCK: this process may lock 64 KiB of memory [memlock]")
     );
-    assert!(blocks[3].starts_with("14 checks: 1 bad, 2 warn, 0 note, "), "{text}");
+    assert!(blocks[3].starts_with("15 checks: 1 bad, 2 warn, 0 note, "), "{text}");
     assert!(!text.contains("\nwell "));
     assert!(
         host.examine()

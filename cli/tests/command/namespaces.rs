@@ -350,6 +350,44 @@ fn a_standby_rail_carries_data_only_while_the_other_rail_does_not_work() {
     }
 }
 
+/// The findings of `invar doctor` on the second host whose ids begin with a word: ids and texts.
+fn found(hosts: &Hosts, begin: &str, args: &[&str]) -> Vec<[String; 2]> {
+    let mut command = invar(hosts, 1, &[&["doctor", "--json"], args].concat());
+    command.env("INVAR_TRANSPORT", "soft").env("INVAR_SOFT_PORT", "4791");
+    let report = json(&Run::start(command.env("INVAR_PORT_RANGE", "20000-20100")).wait().stdout);
+    let text = |finding: &serde_json::Value| {
+        ["id", "what"].map(|key| finding[key].as_str().expect("a text").to_owned())
+    };
+    let all = report["findings"].as_array().unwrap().iter().map(text);
+    all.filter(|[id, _]| id.starts_with(begin)).collect()
+}
+
+#[test]
+fn the_doctor_names_the_rules_that_drop_the_ports_of_the_settings() {
+    let Some(hosts) = Hosts::or_skip(1500) else { return };
+    let ids = |rules: &str| {
+        hosts.filter(1, rules).unwrap();
+        let found = found(&hosts, "firewall", &["firewall"]);
+        assert!(
+            found.iter().all(|[_, what]| what.contains("chain inet invar in at the hook input"))
+        );
+        found.into_iter().map(|[id, _]| id).collect::<Vec<_>>()
+    };
+    let usual =
+        "policy drop; ct state established,related accept; iif lo accept; tcp dport 22 accept";
+    for (rules, dropped) in [
+        (usual.to_owned(), &["firewall-udp", "firewall-tcp"][..]),
+        (format!("{usual}; tcp dport 20000-21000 accept"), &["firewall-udp"]),
+        (format!("{usual}; tcp dport 20000-21000 accept; udp dport 4791 accept"), &[]),
+        (format!("{usual}; ip saddr 192.0.2.0/24 accept"), &[]),
+        ("udp dport { 53, 4791 } drop".to_owned(), &["firewall-udp"]),
+        ("meta l4proto udp reject".to_owned(), &["firewall-udp"]),
+        ("udp dport 4792 drop; ip saddr 203.0.113.1 drop".to_owned(), &[]),
+    ] {
+        assert_eq!(ids(&rules), dropped, "{rules}");
+    }
+}
+
 #[test]
 fn the_doctor_tries_every_pair_of_devices_of_two_hosts() {
     let Some(hosts) = Hosts::or_skip(1500) else { return };

@@ -47,10 +47,10 @@ pub(super) fn check(host: &Host, report: &mut Report) {
         return report.well("no RDMA device to use");
     }
     for device in &devices {
-        if host.sys.has(&format!("class/infiniband/{}/device", device.name)) {
-            check_device(host, device, report);
-        } else {
+        if device.is_software(host) {
             report.well(format!("{}: a device in software, without PCIe", device.name));
+        } else {
+            check_device(host, device, report);
         }
     }
 }

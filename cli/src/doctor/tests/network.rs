@@ -113,3 +113,63 @@ fn a_congestion_control_that_the_kernel_refuses() {
     let found = "note congestion-no-reno net.ipv4.tcp_allowed_congestion_control";
     assert_eq!(host.findings(), [found]);
 }
+
+/// The output of `nft -j list ruleset` where an input chain with this policy has one rule.
+fn input_chain(policy: &str, rule: serde_json::Value) -> String {
+    let id = serde_json::json!({ "family": "ip", "table": "filter", "name": "INPUT" });
+    let (mut chain, mut rule) = (id, serde_json::json!({ "expr": rule, "handle": 5 }));
+    for (key, value) in [("type", "filter"), ("hook", "input"), ("policy", policy)] {
+        chain[key] = value.into();
+    }
+    for (key, value) in [("family", "ip"), ("table", "filter"), ("chain", "INPUT")] {
+        rule[key] = value.into();
+    }
+    serde_json::json!({ "nftables": [{ "chain": chain }, { "rule": rule }] }).to_string()
+}
+
+#[test]
+fn a_packet_filter_that_drops_ports_of_invar() {
+    let mut host = StandIn::plain();
+    let of = |protocol: &str| serde_json::json!({ "payload": { "protocol": protocol, "field": "dport" } });
+    let verdict = |protocol: &str, ports: serde_json::Value, verdict: &str| {
+        let is = serde_json::json!({ "op": "==", "left": of(protocol), "right": ports });
+        serde_json::json!([{ "match": is }, { verdict: null }])
+    };
+    let range = serde_json::json!({ "range": [1024, 65535] });
+    host.facts.packet_filter = Ok(input_chain("drop", verdict("tcp", range, "accept")));
+    assert_eq!(host.findings(), ["note firewall-udp INVAR_SOFT_PORT"]);
+    host.set("INVAR_TRANSPORT", "soft");
+    assert_eq!(host.findings(), ["bad firewall-udp INVAR_SOFT_PORT"]);
+    let mend = host.examine().finding("firewall-udp").mend.clone();
+    let insert = "nft insert rule ip filter INPUT udp dport";
+    assert!(mend.starts_with(&format!("export INVAR_SOFT_PORT=21000-21100; {insert} ")), "{mend}");
+    // The second port of a range is dropped.
+    host.set("INVAR_SOFT_PORT", "4791-4792");
+    host.facts.packet_filter = Ok(input_chain("accept", verdict("udp", 4792.into(), "drop")));
+    let report = host.examine();
+    let finding = report.finding("firewall-udp");
+    let what = "nftables' chain ip filter INPUT at the hook input drops UDP to port 4792: its rule with \
+                handle 5 drops them";
+    assert_eq!(finding.what, what);
+    assert!(finding.mend.starts_with(&format!("{insert} 4791-4792 accept ")), "{}", finding.mend);
+    host.set("INVAR_PORT_RANGE", "20000");
+    host.facts.packet_filter = Ok(input_chain("accept", verdict("tcp", 20000.into(), "reject")));
+    assert_eq!(host.findings(), ["bad firewall-tcp INVAR_PORT_RANGE"]);
+    // No packet comes over IPv4.
+    host.facts.interfaces[1] = interface("eth0", "fd00::7");
+    assert_eq!(host.findings(), [""; 0]);
+    host.facts.packet_filter = Err("nft: Operation not permitted".to_owned());
+    let report = host.examine();
+    assert_eq!(report.lines()[1], ["the rules of nftables: nft: Operation not permitted"]);
+}
+
+#[test]
+fn a_packet_filter_that_drops_the_packets_of_a_device_in_software_only() {
+    let mut host = StandIn::rdma();
+    let drop = serde_json::json!([{ "drop": null }]);
+    host.facts.packet_filter = Ok(input_chain("accept", drop));
+    let of_all = ["bad firewall-tcp INVAR_PORT_RANGE", "note firewall-udp INVAR_SOFT_PORT"];
+    assert_eq!(host.findings(), of_all);
+    host.remove("sys/class/infiniband/mlx5_1/device");
+    assert_eq!(host.findings()[0], "bad firewall-udp mlx5_1");
+}
