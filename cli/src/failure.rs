@@ -20,15 +20,16 @@ const UNREAD: u8 = 128 + 13;
 pub(crate) struct Failure {
     text: String,
     status: u8,
+    has_heard: Option<bool>,
 }
 
 impl Failure {
     pub(crate) fn usage(text: impl fmt::Display) -> Self {
-        Failure { text: line(&text), status: USAGE }
+        Failure { text: line(&text), status: USAGE, has_heard: None }
     }
 
     pub(crate) fn new(text: impl fmt::Display) -> Self {
-        Failure { text: line(&text), status: FAILED }
+        Failure { text: line(&text), status: FAILED, has_heard: None }
     }
 
     /// A failure of the system: `what` was tried, and then the error.
@@ -39,9 +40,21 @@ impl Failure {
     /// A failure to write an output.
     pub(crate) fn unwritten(what: &str, error: &io::Error) -> Self {
         match error.kind() {
-            io::ErrorKind::BrokenPipe => Failure { text: String::new(), status: UNREAD },
+            io::ErrorKind::BrokenPipe => {
+                Failure { text: String::new(), status: UNREAD, has_heard: None }
+            }
             _ => Self::io(format_args!("writing {what}"), error),
         }
+    }
+
+    /// The failure of a device, with whether packets of the peer's device had arrived.
+    pub(crate) fn of_device(self, has_heard: bool) -> Self {
+        Failure { has_heard: Some(has_heard), ..self }
+    }
+
+    /// Whether packets of the peer's device had arrived at this end's; `None` if that is not known.
+    pub(crate) fn has_heard(&self) -> Option<bool> {
+        self.has_heard
     }
 
     /// Whether nobody reads the results any more.

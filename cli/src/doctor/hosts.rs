@@ -268,8 +268,8 @@ mod tests {
         };
         let pairs = vec![
             pair("mlx5_0", "mlx5_0", Ok(tried)),
-            pair("mlx5_1", "mlx5_0", Err(Failure::new("RETRY_EXC_ERR"))),
-            pair("soft0", "soft0", Err(Failure::usage("no IPv4 address"))),
+            pair("mlx5_1", "mlx5_0", Err(Failure::new("RETRY_EXC_ERR").into())),
+            pair("soft0", "soft0", Err(Failure::usage("no IPv4 address").into())),
         ];
         Tries { addr: addr.to_owned(), outcome: Outcome::Pairs(pairs) }
     }

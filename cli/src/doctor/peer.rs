@@ -15,7 +15,7 @@ use super::report::{Finding, Report, Severity};
 use crate::failure::Failure;
 use crate::perf::about::About;
 use crate::perf::may_reach;
-use crate::perf::probe::{Peer, Tried};
+use crate::perf::probe::{Cause, PairFailure, Peer, Tried};
 
 /// The name under which the findings stand.
 const NAME: &str = "peer";
@@ -23,6 +23,9 @@ const NAME: &str = "peer";
 const CALLS: usize = 64;
 /// The time after which no further pair is tried. A pair that fails may take a minute.
 const TRY_FOR: Duration = Duration::from_secs(15 * 60);
+
+/// An interface with room for a path MTU has an MTU that is larger by this.
+const HEADERS: u32 = 104;
 
 /// Half a round trip of a short message takes less in any network of a cluster.
 const SLOW_US: f64 = 1000.0;
@@ -55,14 +58,14 @@ pub(super) enum Outcome {
 pub(super) struct Pair {
     pub(super) ours: String,
     pub(super) theirs: String,
-    pub(super) outcome: Result<Tried, Failure>,
+    pub(super) outcome: Result<Tried, PairFailure>,
 }
 
 impl Pair {
     /// Whether messages were sent, or should have been. A device may be of no use on the way to the peer,
     /// as without an IPv4 address.
     pub(super) fn was_tried(&self) -> bool {
-        !matches!(&self.outcome, Err(failure) if failure.is_usage())
+        !matches!(&self.outcome, Err(PairFailure { failure, .. }) if failure.is_usage())
     }
 }
 
@@ -287,8 +290,10 @@ fn tell(addr: &str, pairs: &[Pair], report: &mut Report) {
             mend,
         };
         match outcome {
-            Err(failure) if !pair.was_tried() => report.unseen(format!("{subject}: {failure}")),
-            Err(failure) => {
+            Err(PairFailure { failure, .. }) if !pair.was_tried() => {
+                report.unseen(format!("{subject}: {failure}"));
+            }
+            Err(PairFailure { failure, cause }) => {
                 let other = reach.contains(ours.as_str());
                 let severity = if other { Severity::Note } else { Severity::Bad };
                 let costs = if other {
@@ -296,9 +301,8 @@ fn tell(addr: &str, pairs: &[Pair], report: &mut Report) {
                 } else {
                     "messages over this device do not reach the peer"
                 };
-                let mend =
-                    format!("invar perf --nic {ours} --connect {addr}   # then route and firewall");
-                report.find(find(severity, "pair-unreachable", failure.to_string(), costs, mend));
+                let (id, what, mend) = conclusion(pair, addr, failure, *cause);
+                report.find(find(severity, id, what, costs, mend));
             }
             Ok(tried) if tried.wrong > 0 => {
                 let what = format!("{} bytes were wrong", tried.wrong);
@@ -325,6 +329,41 @@ fn tell(addr: &str, pairs: &[Pair], report: &mut Report) {
     }
 }
 
+/// The id of a finding about a pair between which messages do not pass, what is wrong, and the command.
+fn conclusion(
+    pair: &Pair,
+    addr: &str,
+    failure: &Failure,
+    cause: Option<Cause>,
+) -> (&'static str, String, String) {
+    let Pair { ours, theirs, .. } = pair;
+    let lost = |from: String, to: String| {
+        let what = format!("packets from {from} to {to} are lost, the others arrive: {failure}");
+        let mend =
+            "invar doctor firewall   # on both hosts, then the route and firewalls between them";
+        ("pair-one-way", what, mend.to_owned())
+    };
+    match cause {
+        None => {
+            let mend =
+                format!("invar perf --nic {ours} --connect {addr}   # then route and firewall");
+            ("pair-unreachable", failure.to_string(), mend)
+        }
+        Some(Cause::LostThere) => lost(ours.clone(), format!("{theirs} of {addr}")),
+        Some(Cause::LostHere) => lost(format!("{theirs} of {addr}"), ours.clone()),
+        Some(Cause::Mtu { passes, fails }) => {
+            let what = format!(
+                "short messages pass: a path MTU of {passes} works, and one of {fails} does not: {failure}"
+            );
+            let mend = format!(
+                "ip link set INTERFACE mtu {}   # at both ends; or a larger MTU at each switch between them",
+                passes + HEADERS
+            );
+            ("pair-mtu", what, mend)
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -337,7 +376,7 @@ mod tests {
             gbytes_per_s: 11.5,
             wrong,
         };
-        let outcome = outcome.map(tried).map_err(Failure::new);
+        let outcome = outcome.map(tried).map_err(|text| Failure::new(text).into());
         Pair { ours: ours.to_owned(), theirs: theirs.to_owned(), outcome }
     }
 
@@ -347,6 +386,36 @@ mod tests {
         let ordered = in_rounds(pairs.to_vec(), |pair| pair[..1].to_owned());
         assert_eq!(ordered, ["a0", "b1", "c2", "a1", "b2", "c0", "a2", "b0", "c1"]);
         assert_eq!(in_rounds(vec!["a0", "b0"], |pair| pair[..1].to_owned()), ["a0", "b0"]);
+    }
+
+    #[test]
+    fn the_cause_of_a_failure_is_told() {
+        let mut report = Report::default();
+        report.begin(NAME);
+        let causes =
+            [Cause::LostThere, Cause::LostHere, Cause::Mtu { passes: 1024, fails: 1408 }].map(Some);
+        let pairs = causes.map(|cause| Pair {
+            outcome: Err(PairFailure { failure: Failure::new("RETRY_EXC_ERR"), cause }),
+            ..pair("mlx5_0", "mlx5_1", Ok(0))
+        });
+        let told = pairs.each_ref().map(|pair| {
+            let mut report = Report::default();
+            tell("node8", std::slice::from_ref(pair), &mut report);
+            let id = report.short()[0].split(' ').nth(1).unwrap().to_owned();
+            report.finding(&id).what.clone()
+        });
+        assert_eq!(
+            told,
+            [
+                "packets from mlx5_0 to mlx5_1 of node8 are lost, the others arrive: RETRY_EXC_ERR",
+                "packets from mlx5_1 of node8 to mlx5_0 are lost, the others arrive: RETRY_EXC_ERR",
+                "short messages pass: a path MTU of 1024 works, and one of 1408 does not: RETRY_EXC_ERR",
+            ]
+        );
+        tell("node8", &pairs, &mut report);
+        let subject = "mlx5_0 to mlx5_1 of node8";
+        let ids = ["pair-one-way", "pair-one-way", "pair-mtu"];
+        assert_eq!(report.short(), ids.map(|id| format!("bad {id} {subject}")));
     }
 
     #[test]
@@ -362,7 +431,7 @@ mod tests {
             Pair {
                 ours: "soft0".to_owned(),
                 theirs: "soft0".to_owned(),
-                outcome: Err(Failure::usage("no IPv4 address")),
+                outcome: Err(Failure::usage("no IPv4 address").into()),
             },
         ];
         tell("node8", &pairs, &mut report);

@@ -43,6 +43,29 @@ pub(super) struct Measured {
     pub(super) rows: Vec<Row>,
 }
 
+/// A measurement that failed.
+pub(super) struct Broken {
+    pub(super) failure: Failure,
+    /// Whether packets arrived at this end's device, and at the server's. `None` if that is not known.
+    pub(super) has_heard: [Option<bool>; 2],
+    /// Payload bytes of a packet; `None` without a connection, and over TCP.
+    pub(super) path_mtu: Option<u32>,
+    /// How many sizes had been measured.
+    pub(super) sizes: usize,
+}
+
+impl From<Failure> for Broken {
+    fn from(failure: Failure) -> Self {
+        Broken { failure, has_heard: [None; 2], path_mtu: None, sizes: 0 }
+    }
+}
+
+impl From<Broken> for Failure {
+    fn from(broken: Broken) -> Self {
+        broken.failure
+    }
+}
+
 /// The first message of a server, and the addresses of both ends.
 pub(super) struct Hello {
     pub(super) devices: Vec<Offer>,
@@ -69,11 +92,13 @@ pub(super) fn run(
     outputs: Outputs,
     mut extras: Extras,
     server: &[SocketAddr],
-) -> Result<Measured, Failure> {
+) -> Result<Measured, Broken> {
     let mut control = Control::connect(server)?;
     let mut report = Report::new(outputs, extras.histogram);
     let result = measure(job, load, &mut control, &mut report);
+    let mut has_heard = [None; 2];
     let result = result.map_err(|failure| {
+        has_heard[0] = failure.has_heard();
         if failure.is_unread() {
             // A server that misses the goodbye notices the closed connection.
             let _ = control.send(&Request::Bye);
@@ -84,14 +109,20 @@ pub(super) fn run(
         }
         // The server may know the cause, or may hear of the failure from this end alone.
         match control.recv(Duration::from_millis(300)) {
-            Ok(Reply::Failed { text }) => {
+            Ok(Reply::Failed { text, has_heard: there }) => {
+                has_heard[1] = there;
                 Failure::new(format_args!("{failure}; the server: {text}"))
             }
             _ => failure,
         }
     });
     let (header, rows) = report.finish(result.is_ok())?;
-    let wrong = result?;
+    let wrong = result.map_err(|failure| Broken {
+        failure,
+        has_heard,
+        path_mtu: header.as_ref().and_then(|header| header.path_mtu),
+        sizes: rows.len(),
+    })?;
     if let (Some(file), Some(header)) = (&mut extras.plot, &header) {
         plot::write(file, header, &rows)?;
     }

@@ -175,7 +175,7 @@ impl Reply {
     /// The failure for a reply that does not answer the request.
     pub(super) fn unexpected(self, control: &Control) -> Failure {
         match self {
-            Reply::Failed { text } => Failure::new(format_args!("the server: {text}")),
+            Reply::Failed { text, .. } => Failure::new(format_args!("the server: {text}")),
             _ => Failure::new(format_args!("{} answers what was not asked", control.peer())),
         }
     }

@@ -15,8 +15,7 @@ use crate::output::created;
 const WINDOW: u16 = 32;
 /// Receives posted ahead while single messages go to and fro.
 const REQUESTS_MIN: u16 = 2;
-/// Bytes of the messages of a brief measurement, and their number.
-const BRIEF: (u32, u32) = (8, 64 << 10);
+/// The number of messages of each size in a brief measurement.
 const BRIEF_ITERS: u32 = 100;
 
 /// The measurement that the user asks for.
@@ -100,13 +99,13 @@ impl Job {
         }
     }
 
-    /// A measurement of a few short and long messages between two devices.
-    pub(super) fn brief(nic: &str, peer_nic: &str, settings: Settings) -> Self {
+    /// A measurement of a few messages of each size between two devices.
+    pub(super) fn brief(nic: &str, peer_nic: &str, settings: Settings, sizes: Vec<u32>) -> Self {
         Job {
             op: Op::Message,
             nic: Some(nic.to_owned()),
             peer_nic: Some(peer_nic.to_owned()),
-            sizes: vec![BRIEF.0, BRIEF.1],
+            sizes,
             iters: Some(BRIEF_ITERS),
             warmup: 5,
             duration: None,

@@ -57,6 +57,9 @@ pub(super) enum Reply {
     Failed {
         /// The reason, in one line.
         text: String,
+        /// Whether packets of the client's device arrived at the server's, if the server knows.
+        #[serde(default)]
+        has_heard: Option<bool>,
     },
 }
 

@@ -31,6 +31,9 @@ impl LastReceive {
     }
 }
 
+/// A peer's packets arrive within this time, unless they are lost.
+const HEARD_WITHIN: Duration = Duration::from_secs(1);
+
 /// Pacing: the least time between the starts of two messages, and the messages from which it counts.
 pub(super) struct Pace {
     pub(super) each: Duration,
@@ -48,12 +51,14 @@ impl Pace {
 
 impl Link {
     /// Sends an empty message each way, so that a network that drops packets shows before anything is
-    /// measured. On the wire of NCCL 2.14 these messages also end the handshake.
+    /// measured. On the wire of NCCL 2.14 these messages also end the handshake. The failure of a NIC says
+    /// whether packets of the peer arrived.
     pub(super) fn try_out(&mut self) -> Result<(), Failure> {
-        let Link { send, recv, outgoing, incoming, .. } = self;
+        let Link { send, recv, outgoing, incoming, moves_in_calls: is_tcp, .. } = self;
+        let start = Instant::now();
         let (mut sending, mut receiving) = (None, None);
         let (mut sent, mut received) = (false, false);
-        until(|| {
+        let tried = until(|| {
             if receiving.is_none() {
                 receiving = recv.irecv(&[(incoming, 0..0, 0)])?;
             }
@@ -67,7 +72,11 @@ impl Link {
                 received = recv.test(request)?.is_some();
             }
             Ok((sent && received).then_some(()))
-        })
+        });
+        // A message starts once the slot that the peer has written for it is there.
+        let has_heard = sending.is_some() || received;
+        let is_known = !*is_tcp && (has_heard || start.elapsed() >= HEARD_WITHIN);
+        tried.map_err(|failure| if is_known { failure.of_device(has_heard) } else { failure })
     }
 
     /// Sends the messages of a pass, each at least `pace` after the one before. The clock starts once the

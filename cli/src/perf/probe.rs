@@ -4,10 +4,11 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use invar::{DeviceInfo, DeviceKind, Settings};
+use invar_core::nic::Mtu;
 use invar_linux::interface::is_link_local;
 
 use super::about::{self, About};
-use super::client::Hello;
+use super::client::{Broken, Hello, Measured};
 use super::job::Job;
 pub(crate) use super::message::Offer;
 use super::server::{self, Serving};
@@ -18,6 +19,9 @@ use crate::resolved;
 
 /// The default address of a server.
 pub(crate) const ADDRESS: &str = SERVER_IP;
+
+/// Bytes of the messages that are measured.
+const SIZES: [u32; 2] = [8, 64 << 10];
 
 /// A pair of devices that do not reach each other fails within about these times.
 const CONNECT_WITHIN: Duration = Duration::from_secs(10);
@@ -55,6 +59,29 @@ pub(crate) struct Tried {
     pub(crate) gbytes_per_s: f64,
     /// How many bytes were wrong.
     pub(crate) wrong: u64,
+}
+
+/// A pair of devices between which messages do not pass.
+pub(crate) struct PairFailure {
+    pub(crate) failure: Failure,
+    pub(crate) cause: Option<Cause>,
+}
+
+/// The reason why messages do not pass, as far as both ends together can tell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cause {
+    /// The server's packets arrive here, and this end's packets do not arrive there.
+    LostThere,
+    /// This end's packets arrive at the server, and the server's packets do not arrive here.
+    LostHere,
+    /// Packets with so many bytes of payload pass, and those with the next larger path MTU do not.
+    Mtu { passes: u32, fails: u32 },
+}
+
+impl From<Failure> for PairFailure {
+    fn from(failure: Failure) -> Self {
+        PairFailure { failure, cause: None }
+    }
 }
 
 /// Serves clients of `invar doctor --peer`, one after another.
@@ -123,20 +150,26 @@ impl Peer {
         ours.flat_map(pair).collect()
     }
 
-    /// Sends messages between two devices and checks them.
+    /// Sends messages between two devices and checks them. If none or only short ones pass, it looks for the
+    /// cause.
     pub(crate) fn try_pair(
         &self,
         nic: &str,
         peer_nic: &str,
         settings: &Settings,
-    ) -> Result<Tried, Failure> {
+    ) -> Result<Tried, PairFailure> {
         let settings = settings.clone().connect_timeout(CONNECT_WITHIN);
         let settings = settings.ack_timeout(ACK_WITHIN).recovery_timeout(Duration::ZERO);
-        let job = Job::brief(nic, peer_nic, settings);
-        let measured =
-            client::run(&job, None, Outputs::silent(), client::Extras::default(), &self.addrs)?;
+        let measure = |sizes: &[u32]| {
+            let job = Job::brief(nic, peer_nic, settings.clone(), sizes.to_vec());
+            client::run(&job, None, Outputs::silent(), client::Extras::default(), &self.addrs)
+        };
+        let measured = measure(&SIZES).map_err(|broken| {
+            let cause = broken.one_way().or_else(|| broken.mtu(measure));
+            PairFailure { failure: broken.failure, cause }
+        })?;
         let (Some(header), [short, long]) = (&measured.header, &measured.rows[..]) else {
-            return Err(Failure::new("the server ended before the measurement"));
+            return Err(Failure::new("the server ended before the measurement").into());
         };
         Ok(Tried {
             path_mtu: header.path_mtu,
@@ -145,5 +178,26 @@ impl Peer {
             gbytes_per_s: long.algbw_gbytes_per_s,
             wrong: measured.wrong,
         })
+    }
+}
+
+impl Broken {
+    /// The direction that loses packets, if the other one does not.
+    fn one_way(&self) -> Option<Cause> {
+        match self.has_heard {
+            [Some(true), Some(false)] => Some(Cause::LostThere),
+            [Some(false), Some(true)] => Some(Cause::LostHere),
+            _ => None,
+        }
+    }
+
+    /// Finds the largest packet that passes, if only short messages pass. A message that is no longer than
+    /// the path MTU is one packet.
+    fn mtu(&self, measure: impl FnOnce(&[u32]) -> Result<Measured, Broken>) -> Option<Cause> {
+        let mtu = self.path_mtu.filter(|_| (1..SIZES.len()).contains(&self.sizes))?;
+        let smaller = Mtu::ALL.iter().rev().map(|mtu| mtu.bytes()).filter(|bytes| *bytes < mtu);
+        let sizes: Vec<u32> = smaller.chain([mtu]).collect();
+        let passed = measure(&sizes).err()?.sizes;
+        Some(Cause::Mtu { passes: *sizes.get(passed.checked_sub(1)?)?, fails: *sizes.get(passed)? })
     }
 }

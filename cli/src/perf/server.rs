@@ -425,7 +425,8 @@ fn setup(control: &mut Control, transports: &Transports) -> Result<Option<Setup>
 fn turn_away(mut control: Control, failure: &Failure) -> Failure {
     // A client that is gone does not hear the reason.
     let (peer, text) = (control.peer().to_string(), failure.to_string());
-    let _ = control.send(&Reply::Failed { text: text.clone() });
+    let has_heard = failure.has_heard();
+    let _ = control.send(&Reply::Failed { text: text.clone(), has_heard });
     Failure::new(if text.starts_with(&peer) { text } else { format!("{peer}: {text}") })
 }
 

@@ -389,6 +389,47 @@ fn the_doctor_names_the_rules_that_drop_the_ports_of_the_settings() {
 }
 
 #[test]
+fn the_doctor_tells_the_direction_that_loses_packets() {
+    let Some(hosts) = Hosts::or_skip(1500) else { return };
+    let (_server, listening) =
+        server(&mut invar(&hosts, 0, &["doctor", "--serve", &format!("{}:0", IPV4[0])]));
+    for (deaf, lost) in [
+        (0, format!("packets from soft0 to soft0 of {listening} are lost, the others arrive: ")),
+        (1, format!("packets from soft0 of {listening} to soft0 are lost, the others arrive: ")),
+    ] {
+        hosts.filter(deaf, "meta l4proto udp drop").unwrap();
+        let found = found(&hosts, "pair", &["--peer", &listening]);
+        let [[id, what]] = &found[..] else { panic!("{found:?}") };
+        assert_eq!(id, "pair-one-way", "{what}");
+        assert!(what.starts_with(&lost), "{what}");
+        // The other host is deaf next.
+        hosts.filter(deaf, "accept").unwrap();
+    }
+    for host in 0..2 {
+        hosts.filter(host, "meta l4proto udp drop").unwrap();
+    }
+    let found = found(&hosts, "pair", &["--peer", &listening]);
+    assert_eq!(found.iter().map(|[id, _]| id).collect::<Vec<_>>(), ["pair-unreachable"]);
+}
+
+#[test]
+fn the_doctor_finds_the_largest_packets_that_pass() {
+    let Some(hosts) = Hosts::or_skip(1500) else { return };
+    let (_server, listening) =
+        server(&mut invar(&hosts, 0, &["doctor", "--serve", &format!("{}:0", IPV4[0])]));
+    // Without trains, a rule sees each packet.
+    for host in 0..2 {
+        hosts.ip(host, "link set v0 gso_max_segs 1").unwrap();
+    }
+    hosts.filter(0, "meta l4proto udp meta length > 1200 drop").unwrap();
+    let found = found(&hosts, "pair", &["--peer", &listening]);
+    let [[id, what]] = &found[..] else { panic!("{found:?}") };
+    assert_eq!(id, "pair-mtu", "{what}");
+    let works = "short messages pass: a path MTU of 1024 works, and one of 1408 does not: ";
+    assert!(what.starts_with(works), "{what}");
+}
+
+#[test]
 fn the_doctor_tries_every_pair_of_devices_of_two_hosts() {
     let Some(hosts) = Hosts::or_skip(1500) else { return };
     let (_server, listening) =
