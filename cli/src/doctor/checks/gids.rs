@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use invar_linux::interface::{Interface, is_link_local};
+use invar_linux::interface::{Interface, InterfaceAddress, is_link_local};
 
 use crate::doctor::host::Host;
 use crate::doctor::rdma::{Gid, RdmaDevice, RdmaPort};
@@ -17,8 +17,47 @@ pub(super) fn check(host: &Host, report: &mut Report) {
         return report.well("no active port of RoCE, which alone needs a GID of an address");
     }
     let interfaces = host.interfaces();
-    for port in ports {
+    for port in &ports {
         check_port(host, port, &interfaces, report);
+    }
+    for (at, port) in ports.iter().enumerate() {
+        let other =
+            ports[..at].iter().find(|other| share_a_subnet(host, [port, other], &interfaces));
+        other.into_iter().for_each(|other| report.find(shared(port, other)));
+    }
+}
+
+/// Whether two ports have addresses of one subnet on different interfaces, and the kernel answers there for
+/// the address of either on the other.
+fn share_a_subnet(host: &Host, ports: [&RdmaPort; 2], interfaces: &[Interface]) -> bool {
+    let netdevs = ports.map(|port| port.netdev().unwrap_or_default());
+    let ignore = |of: &str| host.proc.known(&format!("sys/net/ipv4/conf/{of}/arp_ignore"));
+    let answers =
+        |of: &str| [ignore("all"), ignore(of)].iter().all(|now| now.as_deref() == Some("0"));
+    let addresses = ports.map(|port| {
+        let ips = port.gids.iter().filter(|gid| gid.is_roce_v2).map(ip).filter(IpAddr::is_ipv4);
+        let ips: Vec<IpAddr> = ips.collect();
+        let addresses = interfaces.iter().flat_map(|interface| &interface.addresses);
+        addresses.filter(|address| ips.contains(&address.ip)).collect::<Vec<_>>()
+    });
+    let [ours, theirs] = addresses;
+    let share = |ours: &InterfaceAddress| theirs.iter().any(|theirs| ours.shares_subnet(theirs.ip));
+    netdevs[0] != netdevs[1] && ours.into_iter().any(share) && netdevs.into_iter().any(answers)
+}
+
+fn shared(port: &RdmaPort, other: &RdmaPort) -> Finding {
+    Finding {
+        severity: Severity::Warn,
+        id: "gid-shared-subnet",
+        subject: port.title.clone(),
+        what: format!(
+            "it and {} have addresses in one subnet, and the kernel answers ARP for both on either",
+            other.title
+        ),
+        costs: "a peer may send to the wrong card, which drops the packets (error 12)".to_owned(),
+        mend: "sysctl -w net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2   # or a subnet \
+               for each device; then at the peers: ip neigh flush all"
+            .to_owned(),
     }
 }
 

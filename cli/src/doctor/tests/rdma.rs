@@ -348,3 +348,21 @@ fn networks_that_are_neither_infiniband_nor_roce() {
     assert!(finding.what.starts_with("it speaks iWARP, "), "{}", finding.what);
     assert!(finding.mend.starts_with("export NCCL_IB_HCA=^=mlx5_0 "), "{}", finding.mend);
 }
+
+#[test]
+fn two_cards_in_a_subnet_where_the_kernel_answers_for_both_on_either() {
+    let mut host = StandIn::rdma();
+    let conf = "proc/sys/net/ipv4/conf";
+    for name in ["all", "roce0", "roce1"] {
+        host.tree.file(&format!("{conf}/{name}/arp_ignore"), "0");
+    }
+    assert_eq!(host.findings(), ["warn gid-shared-subnet mlx5_1 port 1"]);
+    assert!(host.examine().finding("gid-shared-subnet").what.contains("it and mlx5_0 port 1 have"));
+    host.tree.file(&format!("{conf}/all/arp_ignore"), "1");
+    assert_eq!(host.findings(), [""; 0]);
+    host.tree.file(&format!("{conf}/all/arp_ignore"), "0");
+    let last = host.facts.interfaces.len() - 1;
+    host.facts.interfaces[last].addresses[0].prefix_len = 32;
+    host.facts.interfaces[last - 1].addresses[0].prefix_len = 32;
+    assert_eq!(host.findings(), [""; 0]);
+}
