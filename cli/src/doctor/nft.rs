@@ -232,7 +232,7 @@ impl Walk<'_> {
             ("!=", _) => self.has(&field, right).map(|has| !has),
             ("<", Some(port)) => range(0, port.checked_sub(1)?),
             ("<=", Some(port)) => range(0, port),
-            (">", Some(port)) => range(port + 1, u16::MAX.into()),
+            (">", Some(port)) => range(port.saturating_add(1), u16::MAX.into()),
             (">=", Some(port)) => range(port, u16::MAX.into()),
             _ => None,
         }
