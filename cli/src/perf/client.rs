@@ -49,7 +49,7 @@ pub(super) struct Broken {
     /// Whether packets arrived at this end's device, and at the server's. `None` if that is not known.
     pub(super) has_heard: [Option<bool>; 2],
     /// Payload bytes of a packet; `None` without a connection, and over TCP.
-    pub(super) path_mtu: Option<u32>,
+    pub(super) path_mtu: Option<usize>,
     /// How many sizes had been measured.
     pub(super) sizes: usize,
 }

@@ -195,6 +195,7 @@ impl Broken {
     /// the path MTU is one packet.
     fn mtu(&self, measure: impl FnOnce(&[u32]) -> Result<Measured, Broken>) -> Option<Cause> {
         let mtu = self.path_mtu.filter(|_| (1..SIZES.len()).contains(&self.sizes))?;
+        let mtu = u32::try_from(mtu).ok()?;
         let smaller = Mtu::ALL.iter().rev().map(|mtu| mtu.bytes()).filter(|bytes| *bytes < mtu);
         let sizes: Vec<u32> = smaller.chain([mtu]).collect();
         let passed = measure(&sizes).err()?.sizes;
