@@ -339,7 +339,7 @@ mod tests {
         let meta = |key: &str| json!({ "meta": { "key": key } });
         let state = json!({ "ct": { "key": "state" } });
         let port = payload("udp", "dport");
-        let limit = json!({ "limit": { "rate": 5, "per": "second" } });
+        let limit = [json!({ "limit": { "rate": 5, "per": "second" } })];
         let vmap = |key: &Value, entries: Value| json!({ "vmap": { "key": key, "data": { "set": entries } } });
         let accepts = [
             (true, vec![]),
@@ -361,7 +361,7 @@ mod tests {
             (true, vec![is("==", &payload("ip", "saddr"), json!("10.0.0.1"))]),
             (true, vec![is("==", &port, json!("@ports"))]),
             (true, vec![is("==", &meta("iifname"), json!("eth0"))]),
-            (true, vec![limit.clone()]),
+            (true, limit.to_vec()),
             (true, vec![json!({ "vmap": { "key": port, "data": "@verdicts" } })]),
             // Of these they are not.
             (false, vec![is("==", &meta("iifname"), json!("lo"))]),
@@ -377,10 +377,10 @@ mod tests {
             assert_eq!(found.is_none(), may_accept, "{statements:?}");
         }
         let by = Some("its rule with handle 7 drops them".to_owned());
-        let four = is("==", &port, json!(4791));
-        assert_eq!(dropped("accept", &[rule("in", &[four.clone()], "drop")]), by);
-        assert_eq!(dropped("accept", &[rule("in", &[four.clone()], "reject")]), by);
-        assert_eq!(dropped("accept", &[rule("in", &[limit.clone(), four.clone()], "drop")]), None);
+        let four = [is("==", &port, json!(4791))];
+        assert_eq!(dropped("accept", &[rule("in", &four, "drop")]), by);
+        assert_eq!(dropped("accept", &[rule("in", &four, "reject")]), by);
+        assert_eq!(dropped("accept", &[rule("in", &[&limit[..], &four].concat(), "drop")]), None);
         assert_eq!(dropped("accept", &[]), None);
         let map = |verdict: &str| {
             vmap(&port, json!([[22, { "accept": null }], [4791, { verdict: null }]]))
@@ -388,11 +388,11 @@ mod tests {
         assert_eq!(dropped("accept", &[rule("in", &[map("drop")], "accept")]), by);
         assert_eq!(dropped("drop", &[rule("in", &[map("accept")], "drop")]), None);
         let jump = |statements: &[Value]| rule("in", statements, "jump other");
-        let there = rule("other", &[four.clone()], "drop");
+        let there = rule("other", &four, "drop");
         let by = Some("it jumps to other, and there its rule with handle 7 drops them".to_owned());
         assert_eq!(dropped("accept", &[jump(&[]), there.clone()]), by);
-        assert_eq!(dropped("accept", &[jump(&[limit.clone()]), there]), None);
-        assert_eq!(dropped("drop", &[jump(&[limit]), rule("other", &[four], "accept")]), None);
+        assert_eq!(dropped("accept", &[jump(&limit), there]), None);
+        assert_eq!(dropped("drop", &[jump(&limit), rule("other", &four, "accept")]), None);
         let policy = dropped("drop", &[jump(&[])]);
         assert_eq!(policy.as_deref(), Some("its policy is drop, and no rule accepts them"));
         // No kernel has this.
