@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::PathBuf;
 
-use super::{Run, invar, run};
+use super::{Run, invar, json, run};
 
 /// A file that stands for the library. The loader tells of a file that is no library, and goes on without
 /// it.
@@ -74,4 +74,28 @@ fn the_program_sees_the_devices_that_the_command_was_told() {
         assert!(outcome.line().ends_with(" (lo)"), "{}", outcome.line());
     }
     fs::remove_file(there).unwrap();
+}
+
+#[test]
+fn perf_moves_right_bytes_through_rdma_devices_of_the_library() {
+    // Cargo also builds the library for the tests, and puts it next to them.
+    let library = std::env::current_exe().unwrap().with_file_name("libinvar_soft_verbs.so");
+    let run = ["run", "--library", library.to_str().unwrap(), "--devices", "lo", "--"];
+    let perf =
+        [env!("CARGO_BIN_EXE_invar"), "perf", "-e", "1M", "-f", "300", "-n", "20", "--json", "-"];
+    for flags in [
+        &["--recvs", "4"][..],
+        &["--qps", "4", "--bidirectional"],
+        &["--adaptive-routing"],
+        &["--op", "write"],
+        &["--op", "send"],
+        &["--op", "read"],
+    ] {
+        let mut command = invar(&[&run[..], &perf, flags].concat());
+        let outcome = Run::start(command.env("INVAR_TRANSPORT", "ib")).wait();
+        let result = json(&outcome.ok().stdout);
+        assert_eq!(result["transport"], "ib", "{flags:?}: {result}");
+        let rows = result["rows"].as_array().unwrap();
+        assert!(rows.len() > 1 && rows.iter().all(|row| row["wrong"] == 0), "{flags:?}: {result}");
+    }
 }

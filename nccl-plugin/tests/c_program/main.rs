@@ -1,6 +1,6 @@
 //! Tests the plugin from C: the layouts of a C compiler, and `tests/c/drive.c`. That program opens the
 //! shared library by its name, in two processes, and makes the calls of NCCL. The RDMA devices are those
-//! of the null libibverbs, `tests/null-verbs`, with both ends in one process.
+//! of the null libibverbs, `tests/null-verbs`, with both ends in one process, or those of `invar run`.
 
 mod collnet;
 mod gpu_log;
@@ -48,13 +48,16 @@ fn compile(source: &str, version: u32) -> PathBuf {
     program
 }
 
+/// Cargo also builds the libraries for the tests, and puts them next to the tests.
+fn library(name: &str) -> PathBuf {
+    env::current_exe().unwrap().with_file_name(name)
+}
+
 /// Returns a directory with the libraries under the names by which programs open them: the plugin, and
 /// the null libibverbs if `transport` is `ib`.
 fn library_path(transport: &str) -> PathBuf {
     let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("lib").join(transport);
     fs::create_dir_all(&directory).unwrap();
-    // Cargo also builds the libraries for the tests, and puts them next to the tests.
-    let tests = env::current_exe().unwrap();
     let libraries = [
         ("libnccl_net_invar.so", "libnccl-net-invar.so"),
         ("libinvar_null_verbs.so", "libibverbs.so.1"),
@@ -63,11 +66,14 @@ fn library_path(transport: &str) -> PathBuf {
     for (built, name) in &libraries[..wanted] {
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let link = directory.join(format!("{name}.{}.{number}", std::process::id()));
-        std::os::unix::fs::symlink(tests.with_file_name(built), &link).unwrap();
+        std::os::unix::fs::symlink(library(built), &link).unwrap();
         fs::rename(link, directory.join(name)).unwrap();
     }
     directory
 }
+
+/// The RDMA devices are those of the libibverbs of `invar run`.
+const SOFT_VERBS: &str = "soft-verbs";
 
 /// Runs `drive` over a transport, optionally as the argument of another program. `lanes` is the number
 /// of queue pairs; over TCP, more than one means that many threads with two sockets each.
@@ -83,7 +89,11 @@ fn drive(before: &[&str], program: &Path, transport: &str, lanes: u32) {
     command.env("LD_LIBRARY_PATH", library_path(transport));
     command.env("NULL_VERBS_STRICT", "1");
     command.env("NCCL_SOCKET_IFNAME", "lo");
-    command.env("INVAR_TRANSPORT", transport);
+    command.env("INVAR_TRANSPORT", if transport == SOFT_VERBS { "ib" } else { transport });
+    if transport == SOFT_VERBS {
+        command.env("LD_PRELOAD", library("libinvar_soft_verbs.so"));
+        command.env("INVAR_SOFT_DEVICES", "lo").env("NCCL_IB_HCA", "soft");
+    }
     command.env("NCCL_IB_QPS_PER_CONNECTION", lanes.to_string());
     if lanes > 1 {
         command.env("NCCL_SOCKET_NTHREADS", lanes.to_string());
@@ -205,7 +215,7 @@ fn every_version_moves_messages_over_every_transport() {
     }
     for version in VERSIONS {
         let program = compile("drive", version);
-        for transport in ["soft", "socket", "ib"] {
+        for transport in ["soft", "socket", "ib", SOFT_VERBS] {
             drive(&[], &program, transport, 1);
         }
     }
@@ -218,7 +228,9 @@ fn messages_go_over_four_queue_pairs() {
     }
     drive(&[], &compile("drive", 9), "soft", 4);
     for version in VERSIONS {
-        drive(&[], &compile("drive", version), "ib", 4);
+        let program = compile("drive", version);
+        drive(&[], &program, "ib", 4);
+        drive(&[], &program, SOFT_VERBS, 4);
     }
 }
 
