@@ -207,7 +207,11 @@ impl fmt::Display for RankVerdict<'_> {
                 named(view)
             )?,
         }
-        write!(f, "; rank {waiting} ({}) has waited for {}", view.process, Seconds(view.still_ms))?;
+        // A rank that has met a message of another length has not waited.
+        if view.still_ms >= 100 {
+            let still = Seconds(view.still_ms);
+            write!(f, "; rank {waiting} ({}) has waited for {still}", view.process)?;
+        }
         self.write_action(f)
     }
 }

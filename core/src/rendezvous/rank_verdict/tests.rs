@@ -103,6 +103,13 @@ fn the_rank_with_another_operation_is_named_by_majority() {
     let action =
         "s; look at the stacks of rank 1 (gdb -p 4701, py-spy dump -p 4701) and rank 0 (gdb";
     assert!(text.contains(action), "{text}");
+    // Ranks that have met messages of other lengths have not waited.
+    let at_once = two.clone().map(|state| match state {
+        RankState::View(view) => RankState::View(RankView { still_ms: 20, ..view }),
+        other => other,
+    });
+    let text = judged(&at_once).to_string();
+    assert!(text.contains("same count and type; look at the stacks of rank 1"), "{text}");
     // Nor are two ranks of four, while the fourth one has not entered the collective.
     let mut three = states.clone();
     three[2] = RankState::View(outside(2));
