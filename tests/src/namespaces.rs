@@ -99,6 +99,18 @@ impl Hosts {
         run("ip", &format!("-n {} {args}", self.names[host]))
     }
 
+    /// Returns how many bytes a host has sent over the interfaces that `ip link show LINKS` lists.
+    ///
+    /// # Errors
+    /// Returns the output of `ip` if it fails or shows no numbers.
+    pub fn sent_bytes(&self, host: usize, links: &str) -> Result<u64, String> {
+        let lines = self.ip(host, &format!("-s -o link show {links}"))?;
+        let sent = |line: &str| -> Option<u64> {
+            line.split_once("TX:")?.1.split(' ').find_map(|word| word.parse().ok())
+        };
+        lines.lines().map(|line| sent(line).ok_or_else(|| line.to_owned())).sum()
+    }
+
     /// Runs `tc ARGS` on a host and returns its output, see [`Hosts::ip`].
     ///
     /// # Errors

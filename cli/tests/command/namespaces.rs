@@ -13,18 +13,6 @@ fn invar(hosts: &Hosts, host: usize, args: &[&str]) -> Command {
     bare(hosts.program(host, env!("CARGO_BIN_EXE_invar")), args)
 }
 
-/// How much a host has sent.
-fn sent_bytes(hosts: &Hosts, host: usize) -> u64 {
-    sent_over(hosts, host, "type veth")
-}
-
-/// How much a host has sent over the interfaces that `ip link show` tells by these words.
-fn sent_over(hosts: &Hosts, host: usize, links: &str) -> u64 {
-    let stats = json(&hosts.ip(host, &format!("-s -j link show {links}")).unwrap());
-    let sent = |link: &serde_json::Value| link["stats64"]["tx"]["bytes"].as_u64().unwrap();
-    stats.as_array().unwrap().iter().map(sent).sum()
-}
-
 /// Measures between the two, and gives the result.
 fn measure(
     hosts: &Hosts,
@@ -185,7 +173,7 @@ fn under_way(hosts: &Hosts, env: [&[(&str, &str)]; 2], flags: &[&str]) -> [Run; 
     let sizes = ["-b", "64K", "-e", "64K", "-n", "100000000"];
     let endless = [&["perf", "--no-check", "--connect", &addr], &sizes[..], flags].concat();
     let client = Run::start(invar(hosts, 1, &endless).envs(env[1].iter().copied()));
-    watch("messages", || sent_bytes(hosts, 1) >= 16 << 20);
+    watch("messages", || hosts.sent_bytes(1, "type veth").unwrap() >= 16 << 20);
     [server, client]
 }
 
@@ -247,8 +235,8 @@ fn connections_and_ranks_over_tcp_outlive_a_long_outage() {
         Run::start(command.env("INVAR_TRANSPORT", "socket").env("NCCL_SOCKET_IFNAME", "v1"))
     });
     let more = |link| {
-        let before = sent_over(&hosts, 1, link);
-        watch(link, || sent_over(&hosts, 1, link) >= before + MANY);
+        let before = hosts.sent_bytes(1, link).unwrap();
+        watch(link, || hosts.sent_bytes(1, link).unwrap() >= before + MANY);
     };
     let set = |link, state| hosts.ip(0, &format!("link set {link} {state}")).map(drop).unwrap();
     let links = ["v0", "v1"];
@@ -282,8 +270,8 @@ fn a_connection_over_two_rails_outlives_either_of_them_and_takes_it_back() {
     let rails = ["--rails", "soft0+soft1"];
     let [mut server, mut client] = under_way(&hosts, [&shows, &soft], &rails);
     let more = |link: &'static str| {
-        let before = sent_over(&hosts, 1, link);
-        watch(link, || sent_over(&hosts, 1, link) >= before + MANY);
+        let before = hosts.sent_bytes(1, link).unwrap();
+        watch(link, || hosts.sent_bytes(1, link).unwrap() >= before + MANY);
     };
     more("v1");
     for (pulled, left, rail) in [("v1", "v0", "rail=\"1\""), ("v0", "v1", "rail=\"0\"")] {
@@ -327,9 +315,9 @@ fn a_standby_rail_carries_data_only_while_the_other_rail_does_not_work() {
     let [mut server, mut client] = under_way(&hosts, [&soft; 2], &["--rails", "soft1/soft0"]);
     let is_alone = |link: &'static str, other: &'static str| {
         watch(link, || {
-            let before = [link, other].map(|link| sent_over(&hosts, 1, link));
-            watch(link, || sent_over(&hosts, 1, link) >= before[0] + MANY);
-            sent_over(&hosts, 1, other) < before[1] + FEW
+            let before = [link, other].map(|link| hosts.sent_bytes(1, link).unwrap());
+            watch(link, || hosts.sent_bytes(1, link).unwrap() >= before[0] + MANY);
+            hosts.sent_bytes(1, other).unwrap() < before[1] + FEW
         });
     };
     for host in [0, 1] {

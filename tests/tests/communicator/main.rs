@@ -10,6 +10,7 @@ mod networks;
 mod operations;
 mod pending;
 mod posted;
+mod rails;
 mod rig;
 mod silence;
 mod stuck;
