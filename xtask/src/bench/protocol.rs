@@ -13,23 +13,25 @@ use crate::shell::Shell;
 /// loop is counted.
 const CALLS: &str = "::call::Called as ";
 
-const fn message(name: &'static str, iterations: u64, bar: Option<u64>, nccl: u64) -> Case {
-    Case { name, program: "bench_protocol", argument: name, iterations, bar, nccl: Some(nccl) }
+const fn message(name: &'static str, iterations: u64, bar: Option<u64>, nccl: Option<u64>) -> Case {
+    Case { name, program: "bench_protocol", argument: name, iterations, bar, nccl }
 }
 
-pub(super) const CASES: [Case; 13] = [
-    message("msg8-w1", 4096, Some(260), 624),
-    message("msg8-w32", 4096, Some(290), 785),
-    message("msg8-q4", 4096, Some(620), 1063),
-    message("group8-w1", 1024, Some(1600), 3271),
-    message("idle-test", 16384, Some(25), 33),
-    message("idle-isend", 16384, None, 40),
-    message("msg8-w1-calls", 4096, None, 624),
-    message("msg8-w32-calls", 4096, None, 785),
-    message("msg8-q4-calls", 4096, None, 1063),
-    message("group8-w1-calls", 1024, None, 3271),
-    message("idle-test-calls", 16384, None, 33),
-    message("idle-isend-calls", 16384, None, 40),
+pub(super) const CASES: [Case; 15] = [
+    message("msg8-w1", 4096, Some(260), Some(624)),
+    message("msg8-w32", 4096, Some(290), Some(785)),
+    message("msg8-q2", 4096, None, None),
+    message("msg8-q4", 4096, Some(620), Some(1063)),
+    message("msg8-rails2", 4096, None, None),
+    message("group8-w1", 1024, Some(1600), Some(3271)),
+    message("idle-test", 16384, Some(25), Some(33)),
+    message("idle-isend", 16384, None, Some(40)),
+    message("msg8-w1-calls", 4096, None, Some(624)),
+    message("msg8-w32-calls", 4096, None, Some(785)),
+    message("msg8-q4-calls", 4096, None, Some(1063)),
+    message("group8-w1-calls", 1024, None, Some(3271)),
+    message("idle-test-calls", 16384, None, Some(33)),
+    message("idle-isend-calls", 16384, None, Some(40)),
     Case {
         name: "reg-hit-10000",
         program: "bench_mr_cache",
