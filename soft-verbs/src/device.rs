@@ -103,9 +103,13 @@ impl Device {
         unsafe { CStr::from_ptr(self.base.name.as_ptr()) }
     }
 
+    pub(crate) fn ip(&self) -> IpAddr {
+        self.address.ip()
+    }
+
     /// A locally administered identifier that depends on the address alone.
     pub(crate) fn guid(&self) -> u64 {
-        let bytes: &[u8] = match &self.address.ip() {
+        let bytes: &[u8] = match &self.ip() {
             IpAddr::V4(ip) => &ip.octets(),
             IpAddr::V6(ip) => &ip.octets(),
         };

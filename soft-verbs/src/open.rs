@@ -37,7 +37,7 @@ extern "C" fn ibv_open_device(of: *mut ibv_device) -> *mut ibv_context {
     };
     let base = operations(of, events.fd());
     let events = Arc::new(events);
-    let port = PortWatch::start(nic.clone(), Arc::clone(&events)).ok();
+    let port = PortWatch::start(nic.clone(), opened.ip(), Arc::clone(&events)).ok();
     object::give(Context { base, device: opened, nic, events, _port: port })
 }
 

@@ -1,11 +1,14 @@
-//! The port of an open device: an asynchronous event tells when it goes down, and when it is active again.
+//! The port of an open device: an asynchronous event tells when it goes down, when it is active again, and when
+//! the addresses of its interface change.
 
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use invar_core::nic::{Nic, PortState};
+use invar_linux::interface::{Interface, InterfaceAddress};
 use invar_linux::own_thread::OwnThread;
 use invar_linux::poller::Poller;
 use invar_linux::soft::SoftNic;
@@ -18,9 +21,10 @@ use crate::signals::without_signals;
 
 /// `RTMGRP_LINK`, `RTMGRP_IPV4_IFADDR` and `RTMGRP_IPV6_IFADDR` of `linux/rtnetlink.h`.
 const CHANGES: u32 = 0x1 | 0x10 | 0x100;
-/// `IBV_EVENT_PORT_ACTIVE` and `IBV_EVENT_PORT_ERR`.
+/// `IBV_EVENT_PORT_ACTIVE`, `IBV_EVENT_PORT_ERR` and `IBV_EVENT_GID_CHANGE`.
 const PORT_ACTIVE: u32 = 9;
 const PORT_ERR: u32 = 10;
+const GID_CHANGE: u32 = 18;
 /// The number of a device's only port.
 pub(crate) const PORT: usize = 1;
 
@@ -36,27 +40,39 @@ struct Shared {
 }
 
 impl PortWatch {
-    /// Watches the port of `nic`, and puts its events into `events`.
+    /// Watches the port of `nic` at `ip`, and puts its events into `events`.
     ///
     /// # Errors
     /// Fails if the process has no descriptor or thread left, or may not ask the kernel about interfaces.
-    pub(crate) fn start(nic: SoftNic, events: Arc<EventQueue<Raised>>) -> io::Result<PortWatch> {
+    pub(crate) fn start(
+        nic: SoftNic,
+        ip: IpAddr,
+        events: Arc<EventQueue<Raised>>,
+    ) -> io::Result<PortWatch> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         // No protocol stands for 0, which is `NETLINK_ROUTE`.
         let changes = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None)?;
         bind(&changes, &SocketAddrNetlink::new(0, CHANGES))?;
         let shared = Arc::new(Shared { poller: Poller::new()?, is_over: AtomicBool::new(false) });
         let mut was_active = is_active(&nic);
+        let index = Interface::holding(ip)?.ok_or(Errno::ADDRNOTAVAIL)?.index;
+        let mut known = addresses(index)?;
         let run = {
             let shared = Arc::clone(&shared);
             move || {
                 while shared.wait(&changes) {
+                    let tell = |event| events.push(Raised { event, element: PORT });
                     let is_active = is_active(&nic);
                     if is_active != was_active {
-                        let event = if is_active { PORT_ACTIVE } else { PORT_ERR };
-                        events.push(Raised { event, element: PORT });
+                        tell(if is_active { PORT_ACTIVE } else { PORT_ERR });
                     }
                     was_active = is_active;
+                    if let Ok(now) = addresses(index)
+                        && now != known
+                    {
+                        tell(GID_CHANGE);
+                        known = now;
+                    }
                 }
             }
         };
@@ -90,4 +106,11 @@ impl Shared {
 
 fn is_active(nic: &SoftNic) -> bool {
     nic.query_port().is_ok_and(|port| port.state == PortState::Active)
+}
+
+/// The addresses of an interface, of which there are several under one index if it has aliases.
+fn addresses(index: u32) -> io::Result<Vec<InterfaceAddress>> {
+    let of_index = |interface: &Interface| interface.index == index;
+    let interfaces = Interface::list()?.into_iter().filter(of_index);
+    Ok(interfaces.flat_map(|interface| interface.addresses).collect())
 }

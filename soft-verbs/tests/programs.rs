@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
+use std::iter;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc::channel;
@@ -363,7 +364,7 @@ fn open_mpi_sums_and_sends_over_ucx() {
 }
 
 #[test]
-fn a_program_learns_that_its_port_goes_down_and_comes_back() {
+fn a_program_learns_that_its_port_goes_down_and_comes_back_and_that_addresses_change() {
     let Some(hosts) = Hosts::or_skip(1500) else { return };
     if !is_installed("ibv_asyncwatch", "ibverbs-utils") {
         return;
@@ -378,10 +379,18 @@ fn a_program_learns_that_its_port_goes_down_and_comes_back() {
     thread::spawn(move || lines.map_while(Result::ok).try_for_each(|text| line.send(text)));
     let next = || heard.recv_timeout(Duration::from_secs(60)).expect("a line of ibv_asyncwatch");
     assert!(next().contains("async event FD"));
+    let hears = |event| {
+        // The kernel may give the interface its link-local address only now.
+        let text = iter::repeat_with(next).find(|text| text.contains(event)).unwrap();
+        assert!(text.contains("port 1"), "{text}");
+    };
     for (change, event) in [("down", "PORT_ERR"), ("up", "PORT_ACTIVE")] {
         hosts.ip(1, &format!("link set v0 {change}")).unwrap();
-        let text = next();
-        assert!(text.contains(event) && text.contains("port 1"), "{text}");
+        hears(event);
+    }
+    for change in ["add", "del"] {
+        hosts.ip(0, &format!("addr {change} 198.51.100.1/24 dev v0")).unwrap();
+        hears("GID_CHANGE");
     }
 }
 
