@@ -14,6 +14,7 @@
 mod coll;
 mod devices;
 mod doctor;
+mod drawing;
 mod exports;
 mod failure;
 mod inspect;

@@ -1,22 +1,25 @@
-//! `invar trace`: writes what connections and ranks did as a trace for Chrome and Perfetto.
+//! `invar trace`: writes what connections and ranks did as a trace for Chrome and Perfetto, or draws it.
 
+mod chrome;
 mod clocks;
+mod picture;
 mod rank;
 
 use std::fs;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use invar_core::recorder::{EventKind, Record};
+use invar_core::recorder::{Event, EventKind, Record};
 use invar_core::stall::Role;
 use invar_linux::recorder::Recorded;
 use serde_json::{Value, json};
 
 use crate::failure::Failure;
 use crate::inspect::{find, open};
-use clocks::{Correction, corrections};
+use clocks::{Correction, corrections, other_process};
 
-/// Write what connections and ranks did as a trace for Chrome (chrome://tracing) and Perfetto (ui.perfetto.dev).
+/// Write what connections and ranks did as a trace for Chrome (chrome://tracing) and Perfetto (ui.perfetto.dev), or
+/// draw it.
 ///
 /// Give the files of both ends, and both stand on one time line, also if the clocks of their hosts differ. Each
 /// connection compares the clocks when it is made. Without a connection between them the hosts' clocks must agree
@@ -27,22 +30,66 @@ pub(crate) struct Args {
     /// Numbers of processes, or files
     #[arg(value_name = "PID|FILE", required = true)]
     processes: Vec<String>,
-    /// File to write
+    /// File to write: a picture if its name ends with .svg, and otherwise a trace
     #[arg(short, long, default_value = "trace.json")]
     output: PathBuf,
+}
+
+/// What a process did. Times count from the first event of all processes, in microseconds.
+struct TracedProcess {
+    name: String,
+    /// How the clock of the process was put on the time line.
+    clock: String,
+    rows: Vec<TraceRow>,
+}
+
+/// What an end of a connection, or a rank, did.
+struct TraceRow {
+    /// The number of the record in its process.
+    number: usize,
+    name: String,
+    /// A short name, for a picture.
+    title: String,
+    spans: Vec<Span>,
+    /// The events of a connection, with their times.
+    events: Vec<(f64, Event)>,
+    /// The last verdict on a stall; empty if there was none.
+    verdict: String,
+}
+
+/// Something that lasts.
+struct Span {
+    kind: SpanKind,
+    name: String,
+    ts: f64,
+    dur: f64,
+    /// An object with details.
+    args: Value,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum SpanKind {
+    Operation,
+    Wait,
+    Recovery,
 }
 
 pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
     let read = |process: &String| open(&find(process)?);
     let all = args.processes.iter().map(read).collect::<Result<Vec<Recorded>, Failure>>()?;
-    let text = trace(&all).to_string();
+    let all = traced(&all);
+    let is_picture = args.output.extension().is_some_and(|of| of.eq_ignore_ascii_case("svg"));
+    let text = match is_picture {
+        true => picture::svg(&all).map_err(Failure::new)?,
+        false => chrome::trace(&all).to_string(),
+    };
     fs::write(&args.output, text)
         .map_err(|error| Failure::unwritten(&args.output.display().to_string(), &error))?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// The trace of all processes. Times count from the first event, in microseconds.
-fn trace(all: &[Recorded]) -> Value {
+/// Puts all processes on one time line.
+fn traced(all: &[Recorded]) -> Vec<TracedProcess> {
     let corrections = corrections(all);
     let times = all.iter().zip(&corrections).flat_map(|(of, correction)| {
         let events = of.records.iter().flat_map(|(_, record)| &record.events);
@@ -52,35 +99,24 @@ fn trace(all: &[Recorded]) -> Value {
         events.chain(operations).map(|at_ns| time_ns(of, correction, at_ns))
     });
     let start_ns = times.min().unwrap_or(0);
-    let mut events = Vec::new();
-    // Processes of different hosts may have one number.
-    for (pid, (recorded, correction)) in all.iter().zip(&corrections).enumerate() {
-        let args = json!({"name": recorded.header.process.to_string()});
-        events.push(json!({"ph": "M", "name": "process_name", "pid": pid, "args": args}));
-        let args = json!({"labels": label(correction)});
-        events.push(json!({"ph": "M", "name": "process_labels", "pid": pid, "args": args}));
+    let process = |(recorded, correction): (&Recorded, &Correction)| {
         let us =
             |at_ns: u64| (time_ns(recorded, correction, at_ns).wrapping_sub(start_ns)) as f64 / 1e3;
-        for (tid, record) in &recorded.records {
-            let role = if record.role == Role::Sender { "sender" } else { "receiver" };
-            events.push(thread_name((pid, *tid), &format!("{role}: {}", record.ends)));
-            of_record(record, &us, (pid, *tid), &mut events);
-        }
-        for (tid, rank) in &recorded.ranks {
-            rank::operations(rank, &us, (pid, *tid), &mut events);
-        }
-    }
-    json!({"displayTimeUnit": "ms", "traceEvents": events})
+        let connection = |(number, record): &(usize, Record)| {
+            let other = other_process(all, recorded, record).map(|at| all[at].header.process.pid);
+            connection(record, *number, other, &us)
+        };
+        let ranks = recorded.ranks.iter().map(|(number, rank)| rank::row(rank, *number, &us));
+        let rows = ranks.chain(recorded.records.iter().map(connection)).collect();
+        let name = recorded.header.process.to_string();
+        TracedProcess { name, clock: label(correction), rows }
+    };
+    all.iter().zip(&corrections).map(process).collect()
 }
 
 fn time_ns(recorded: &Recorded, correction: &Correction, at_ns: u64) -> i64 {
     let unix_ns = recorded.header.unix_offset_ns.wrapping_add(at_ns as i64);
     unix_ns.wrapping_add(correction.add_ns)
-}
-
-/// Names a line of a process.
-fn thread_name((pid, tid): (usize, usize), name: &str) -> Value {
-    json!({"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": name}})
 }
 
 /// Says how a process' clock was put on the time line.
@@ -95,48 +131,36 @@ fn label(Correction { add_ns, uncertainty_ns }: &Correction) -> String {
     }
 }
 
-/// Adds a record's events: spans for waits and recoveries, a counter for messages, and marks for the rest.
-fn of_record(
+/// Returns the events of a connection's end, and spans for its waits and recoveries. `other` is the process that has
+/// the other end.
+fn connection(
     record: &Record,
+    number: usize,
+    other: Option<u32>,
     us: &impl Fn(u64) -> f64,
-    (pid, tid): (usize, usize),
-    events: &mut Vec<Value>,
-) {
+) -> TraceRow {
     // The keeper looks also while nothing happens, so a wait that is open lasts until its last look.
     let last_ns = record.events.back().map_or(0, |event| event.at_ns).max(record.looked_ns);
-    let until = |from: usize, end: EventKind| {
-        let mut later = record.events.iter().skip(from);
-        us(later.find(|event| event.kind == end).map_or(last_ns, |event| event.at_ns))
-    };
-    for (at, event) in record.events.iter().enumerate() {
-        let ts = us(event.at_ns);
-        let span = match event.kind {
-            EventKind::Waits => Some(EventKind::WaitsNot),
-            EventKind::Recovery => Some(EventKind::Recovered),
-            _ => None,
+    let span = |(at, event): (usize, &Event)| {
+        let (kind, end) = match event.kind {
+            EventKind::Waits => (SpanKind::Wait, EventKind::WaitsNot),
+            EventKind::Recovery => (SpanKind::Recovery, EventKind::Recovered),
+            _ => return None,
         };
-        let name = event.to_string();
-        match (span, event.kind) {
-            (Some(end), _) => {
-                let dur = (until(at, end) - ts).max(0.0);
-                events.push(
-                    json!({"ph": "X", "name": name, "pid": pid, "tid": tid, "ts": ts, "dur": dur}),
-                );
-            }
-            (None, EventKind::WaitsNot | EventKind::Recovered | EventKind::Progress) => {}
-            (None, EventKind::Stall) => {
-                let args = json!({"verdict": record.verdict.as_str()});
-                events.push(json!({
-                    "ph": "i", "s": "t", "name": name, "pid": pid, "tid": tid, "ts": ts, "args": args,
-                }));
-            }
-            (None, _) => events
-                .push(json!({"ph": "i", "s": "t", "name": name, "pid": pid, "tid": tid, "ts": ts})),
-        }
-        let args = json!({"begun": event.begun, "done": event.done, "untested": event.untested});
-        events.push(json!({
-            "ph": "C", "name": format!("messages {tid}"), "pid": pid, "tid": tid, "ts": ts, "args": args,
-        }));
+        let ended = record.events.iter().skip(at).find(|event| event.kind == end);
+        let ts = us(event.at_ns);
+        let dur = (us(ended.map_or(last_ns, |event| event.at_ns)) - ts).max(0.0);
+        Some(Span { kind, name: event.to_string(), ts, dur, args: json!({}) })
+    };
+    let role = if record.role == Role::Sender { "sender" } else { "receiver" };
+    let other = other.map_or_else(|| record.peer.to_string(), |pid| format!("pid {pid}"));
+    TraceRow {
+        number,
+        name: format!("{role}: {}", record.ends),
+        title: format!("{role} {number}, {} to {other}", record.device),
+        spans: record.events.iter().enumerate().filter_map(span).collect(),
+        events: record.events.iter().map(|event| (us(event.at_ns), *event)).collect(),
+        verdict: record.verdict.as_str().to_owned(),
     }
 }
 
@@ -148,6 +172,10 @@ mod tests {
     use invar_core::stall::{EndView, Process};
 
     use super::*;
+
+    fn trace(all: &[Recorded]) -> Value {
+        chrome::trace(&traced(all))
+    }
 
     fn view(is_waiting: bool, begun: u64) -> EndView {
         EndView { process: Process::new(7, "a"), is_waiting, begun, ..EndView::default() }

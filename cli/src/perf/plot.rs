@@ -1,46 +1,20 @@
 //! `invar perf --plot`: the results as a picture.
 
-use std::error::Error;
-
-use plotters::coord::Shift;
 use plotters::prelude::*;
 
 use super::operation::Op;
 use super::report::{Header, Row};
+use crate::drawing::{Area, COLOURS, Drawn, svg};
 use crate::failure::Failure;
 use crate::output::OutputFile;
 use crate::size::show;
 
 const SIZE: (u32, u32) = (900, 720);
-/// Colours that colour-blind people can tell apart (Okabe and Ito).
-pub(super) const COLOURS: [RGBColor; 3] =
-    [RGBColor(0, 114, 178), RGBColor(213, 94, 0), RGBColor(0, 158, 115)];
-
-pub(super) type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
-pub(super) type Drawn<'a> = Result<(), Box<dyn Error + 'a>>;
 
 /// Writes an SVG with the bandwidth and the half round trips by size.
 pub(super) fn write(file: &mut OutputFile, header: &Header, rows: &[Row]) -> Result<(), Failure> {
     let svg = svg(SIZE, |root| draw(root, &title(header), header.op, rows));
     file.replace(&svg.map_err(Failure::new)?)
-}
-
-/// Returns an SVG of this size, which `draw` draws on a white area.
-pub(super) fn svg(
-    size: (u32, u32),
-    draw: impl for<'a> FnOnce(&Area<'a>) -> Drawn<'a>,
-) -> Result<String, String> {
-    let mut svg = String::new();
-    let root = SVGBackend::with_string(&mut svg, size).into_drawing_area();
-    let drawn = || -> Drawn<'_> {
-        root.fill(&WHITE)?;
-        draw(&root)?;
-        root.present()?;
-        Ok(())
-    };
-    drawn().map_err(|error| error.to_string())?;
-    drop(root);
-    Ok(svg)
 }
 
 fn title(header: &Header) -> String {

@@ -3,6 +3,7 @@
 //! Both ends of a connection know its number. The end that called has compared its clock with that of the other
 //! end. If the hosts' own clocks agree within the error of this comparison, they need no correction.
 
+use invar_core::recorder::Record;
 use invar_linux::recorder::Recorded;
 
 /// The correction of a process' clock.
@@ -60,17 +61,23 @@ fn nearest(links: &[Link], found: &[Option<Correction>]) -> Option<(usize, Corre
     next.flatten().min_by_key(|(_, correction)| correction.uncertainty_ns)
 }
 
+/// Returns the place of the process that has the other end of a connection.
+pub(super) fn other_process(all: &[Recorded], ours: &Recorded, record: &Record) -> Option<usize> {
+    let is_other_end = |theirs: &Recorded| {
+        theirs.header != ours.header
+            && theirs.records.iter().any(|(_, other)| other.number == record.number)
+    };
+    // Connections without a number cannot be told apart.
+    all.iter().position(|theirs| record.number != 0 && is_other_end(theirs))
+}
+
 /// Finds the connections that join two of the processes and tell a clock.
 fn links(all: &[Recorded]) -> Vec<Link> {
     let mut links = Vec::new();
     for (from, ours) in all.iter().enumerate() {
         for (_, record) in &ours.records {
-            let Some(clock) = record.peer_clock.filter(|_| record.number != 0) else { continue };
-            let is_other_end = |theirs: &&Recorded| {
-                theirs.header != ours.header
-                    && theirs.records.iter().any(|(_, other)| other.number == record.number)
-            };
-            let Some(to) = all.iter().position(|theirs| is_other_end(&theirs)) else { continue };
+            let Some(clock) = record.peer_clock else { continue };
+            let Some(to) = other_process(all, ours, record) else { continue };
             // Each header compares the clock of its events with the clock of its host.
             let hosts_ns =
                 i128::from(all[to].header.unix_offset_ns) - i128::from(ours.header.unix_offset_ns);
@@ -88,7 +95,7 @@ mod tests {
 
     use invar_core::metrics::MemoryNumbers;
     use invar_core::peer_clock::PeerClock;
-    use invar_core::recorder::{Header, Record};
+    use invar_core::recorder::Header;
     use invar_core::stall::{EndView, Process, Role};
 
     use super::*;

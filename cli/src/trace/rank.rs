@@ -1,19 +1,14 @@
 //! The operations of a rank of a communicator, as spans.
 
 use invar_core::recorder::{RankOperation, RankRecord, RankWait};
-use serde_json::{Value, json};
+use serde_json::json;
 
-use super::thread_name;
+use super::{Span, SpanKind, TraceRow};
 
-/// Adds a rank's operations, and in each the longest wait for another rank.
-pub(super) fn operations(
-    record: &RankRecord,
-    us: &impl Fn(u64) -> f64,
-    (pid, tid): (usize, usize),
-    events: &mut Vec<Value>,
-) {
+/// Returns a rank's operations, and in each the longest wait for another rank.
+pub(super) fn row(record: &RankRecord, number: usize, us: &impl Fn(u64) -> f64) -> TraceRow {
     let name = format!("rank {} of {}", record.rank, record.nranks);
-    events.push(thread_name((pid, tid), &name));
+    let mut spans = Vec::new();
     for operation in &record.operations {
         let RankOperation { number, begun_ns, took_ns, bytes, text, waited_us, longest } =
             operation;
@@ -25,18 +20,17 @@ pub(super) fn operations(
             "number": number, "bytes": bytes, "waited ms": f64::from(*waited_us) / 1e3,
             "is done": took_ns.is_some(),
         });
-        events.push(json!({
-            "ph": "X", "name": text.as_str(), "pid": pid, "tid": tid, "ts": ts, "dur": dur, "args": args,
-        }));
+        let name = text.as_str().to_owned();
+        spans.push(Span { kind: SpanKind::Operation, name, ts, dur, args });
         if let Some(RankWait { rank, after_us, lasted_us }) = longest {
             let after = f64::from(*after_us).min(dur);
             let dur = f64::from(*lasted_us).min(dur - after);
-            let name = format!("waits for rank {rank}");
-            events.push(json!({
-                "ph": "X", "name": name, "pid": pid, "tid": tid, "ts": ts + after, "dur": dur,
-            }));
+            let (name, ts) = (format!("waits for rank {rank}"), ts + after);
+            spans.push(Span { kind: SpanKind::Wait, name, ts, dur, args: json!({}) });
         }
     }
+    let (title, events, verdict) = (name.clone(), Vec::new(), String::new());
+    TraceRow { number, name, title, spans, events, verdict }
 }
 
 #[cfg(test)]
@@ -64,17 +58,15 @@ mod tests {
             operations: [done, runs].into_iter().collect(),
             ..RankRecord::default()
         };
-        let mut events = Vec::new();
-        operations(&record, &|at_ns| at_ns as f64 / 1e3, (7, 3), &mut events);
-        let spans: Vec<_> = events.iter().filter(|event| event["ph"] == "X").collect();
+        let TraceRow { name, spans, .. } = row(&record, 3, &|at_ns| at_ns as f64 / 1e3);
         let span = |at: usize| {
-            let number = |key: &str| spans[at][key].as_f64().unwrap();
-            (spans[at]["name"].as_str().unwrap(), number("ts"), number("dur"))
+            let Span { name, ts, dur, .. } = &spans[at];
+            (name.as_str(), *ts, *dur)
         };
         assert_eq!(span(0), ("all_reduce", 2000.0, 3000.0));
         assert_eq!(span(1), ("waits for rank 2", 2500.0, 1000.0));
         assert_eq!(span(2), ("broadcast", 6000.0, 3000.0));
-        assert_eq!(spans[2]["args"]["is done"], false);
-        assert_eq!(events[0]["args"]["name"], "rank 1 of 4");
+        assert_eq!(spans[2].args["is done"], false);
+        assert_eq!(name, "rank 1 of 4");
     }
 }

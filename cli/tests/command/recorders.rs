@@ -128,6 +128,12 @@ fn a_rank_shows_its_operations_and_for_which_rank_it_waits() {
         assert!(has("/name", "all_reduce of 16384 F32, Sum by TwoShot"), "{trace}");
         assert!(pid == 1 || has("/name", "waits for rank 1"), "{trace}");
     }
+    let picture = dir.0.join("trace.svg");
+    ask(&["trace", &pids[0], &pids[1], "-o", &picture.display().to_string()]).ok();
+    let svg = fs::read_to_string(&picture).unwrap();
+    for text in ["rank 0 of 2", "rank 1 of 2", "operation", "wait", &pids[0], &pids[1]] {
+        assert!(svg.starts_with("<svg ") && svg.contains(text), "no {text:?} in {svg}");
+    }
 }
 
 #[test]

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use plotters::prelude::*;
 
-use super::super::plot::{Area, COLOURS, Drawn, svg};
 use super::Outage;
 use super::hosts::LINKS;
+use crate::drawing::{Area, COLOURS, Drawn, svg};
 use crate::failure::Failure;
 use crate::output::OutputFile;
 
