@@ -2,7 +2,7 @@
 //! leaves uninitialised. They finish the handshake in their first calls, without blocking.
 
 use invar_core::auth::Session;
-use invar_core::comm::{Flush, RecvBuf, SendBuf};
+use invar_core::comm::{Flush, RecvBuf, RecvComm, SendBuf};
 use invar_core::conn::{Acceptor, CommSettings, Connector, Stream, StreamError, Wire};
 use invar_core::error::{Error, ErrorKind};
 use invar_core::nic::{Nic, Sge, WcOpcode};
@@ -14,6 +14,18 @@ use crate::raw_peer::{RawPeer, RawSlot};
 
 fn settings(qps: u16) -> CommSettings {
     CommSettings { wire: Wire::Nccl214, qps, ..CommSettings::default() }
+}
+
+/// A receiver whose peer has not started, with the receiver's NIC. Both have each other's info.
+fn unstarted() -> (NullNic, RecvComm<NullNic, Pipe>, RawPeer) {
+    let [ours, theirs]: [NullNic; 2] = NullNic::ports();
+    let (here, there) = Pipe::pair();
+    let mut acceptor = Acceptor::new(ours.clone(), 1, here, Session::UNKNOWN_PEER, settings(1), 0);
+    let mut peer = RawPeer::new(theirs, there, 1);
+    peer.send_info(true);
+    let recv = acceptor.poll(0).expect("no error").expect("a comm");
+    peer.take_info();
+    (ours, recv, peer)
 }
 
 #[test]
@@ -113,15 +125,9 @@ fn an_acceptor_receives_from_nccls_connector() {
 
 #[test]
 fn a_ready_word_in_pieces_is_awaited() {
-    let [ours, theirs]: [NullNic; 2] = NullNic::ports();
-    let (here, there) = Pipe::pair();
-    let mut acceptor = Acceptor::new(ours.clone(), 1, here, Session::UNKNOWN_PEER, settings(1), 0);
-    let mut peer = RawPeer::new(theirs, there, 1);
-    peer.send_info(true);
-    let mut recv = acceptor.poll(0).expect("no error").expect("a comm");
+    let (ours, mut recv, mut peer) = unstarted();
     let to = Buffer::new(&ours, &1, 64);
     let room = RecvBuf { addr: to.addr(0), len: 1, tag: 0, rkey: to.rkey() };
-    peer.take_info();
     let early = recv.iflush(&[]).expect_err("nothing was received");
     assert_eq!((early.kind(), early.is_fatal()), (ErrorKind::Usage, false));
     assert!(early.to_string().starts_with("iflush in stage PendingReady: "), "{early}");
@@ -135,15 +141,9 @@ fn a_ready_word_in_pieces_is_awaited() {
 
 #[test]
 fn a_look_at_the_peer_takes_the_ready_word_too() {
-    let [ours, theirs]: [NullNic; 2] = NullNic::ports();
-    let (here, there) = Pipe::pair();
-    let mut acceptor = Acceptor::new(ours.clone(), 1, here, Session::UNKNOWN_PEER, settings(1), 0);
-    let mut peer = RawPeer::new(theirs, there, 1);
-    peer.send_info(true);
-    let mut recv = acceptor.poll(0).expect("no error").expect("a comm");
+    let (ours, mut recv, mut peer) = unstarted();
     let to = Buffer::new(&ours, &1, 64);
     let room = RecvBuf { addr: to.addr(0), len: 1, tag: 0, rkey: to.rkey() };
-    peer.take_info();
     assert_eq!(peer.pipe.send(&1u32.to_ne_bytes()), Ok(4));
     assert_eq!(recv.check_peer(0), Ok(()));
     assert_eq!(recv.iflush(&[]), Ok(Flush::NotNeeded), "the exchange is over");
@@ -153,13 +153,7 @@ fn a_look_at_the_peer_takes_the_ready_word_too() {
 #[test]
 fn a_peer_that_closes_before_it_has_started_has_closed_in_order() {
     let closed = Err(Error::PeerClosed(StreamError::Closed));
-    let [ours, theirs]: [NullNic; 2] = NullNic::ports();
-    let (here, there) = Pipe::pair();
-    let mut acceptor = Acceptor::new(ours.clone(), 1, here, Session::UNKNOWN_PEER, settings(1), 0);
-    let mut peer = RawPeer::new(theirs, there, 1);
-    peer.send_info(true);
-    let mut recv = acceptor.poll(0).expect("no error").expect("a comm");
-    peer.take_info();
+    let (ours, mut recv, peer) = unstarted();
     assert_eq!(recv.check_peer(0), Ok(()));
     drop(peer);
     assert_eq!([recv.check_peer(0), recv.check_peer(0)], [closed; 2]);
@@ -174,14 +168,8 @@ fn a_peer_that_closes_before_it_has_started_has_closed_in_order() {
 
 #[test]
 fn a_peer_that_fails_in_the_lazy_handshake_fails_the_first_calls() {
-    let [ours, theirs]: [NullNic; 2] = NullNic::ports();
-    let (here, there) = Pipe::pair();
-    let mut acceptor = Acceptor::new(ours.clone(), 1, here, Session::UNKNOWN_PEER, settings(1), 0);
-    let mut peer = RawPeer::new(theirs.clone(), there, 1);
-    peer.send_info(true);
-    let mut recv = acceptor.poll(0).expect("no error").expect("a comm");
+    let (ours, mut recv, mut peer) = unstarted();
     let room = RecvBuf { addr: 4096, len: 1, tag: 0, rkey: 1 };
-    peer.take_info();
     assert_eq!(peer.pipe.send(&[9, 0, 0, 0]), Ok(4));
     for _ in 0..2 {
         assert_eq!(recv.irecv(&[room]), Err(Error::Ready([9, 0, 0, 0])));
