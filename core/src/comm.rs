@@ -33,6 +33,7 @@ mod work;
 pub use closing::Closing;
 pub use fast::Fast;
 pub use flush::{Flush, FlushBuf};
+pub use rails::RailStates;
 pub use recovery::RecoveryStage;
 pub use recv::{RecvBuf, RecvComm};
 pub use send::SendComm;

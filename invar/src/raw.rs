@@ -62,5 +62,5 @@ pub use invar_linux::soft::SoftNic;
 pub use invar_linux::tcp::OobStream;
 pub use invar_verbs::VerbsNic;
 
-pub use invar_core::comm::{Fast, Flush, FlushBuf, RecvBuf, Request, SendBuf, Work};
+pub use invar_core::comm::{Fast, Flush, FlushBuf, RailStates, RecvBuf, Request, SendBuf, Work};
 pub use invar_core::fifo::RECVS_MAX;

@@ -1,6 +1,7 @@
 //! The functions that both comms have, and that differ only in the type.
 
 use super::base::Gate;
+use super::rails::RailStates;
 use super::recovery::RecoveryStage;
 use super::{RecvComm, SendComm};
 use crate::conn::Stream;
@@ -93,19 +94,9 @@ macro_rules! both {
                 is_fenced.then(|| self.attempts())
             }
 
-            /// The rails that carry data, a bit for each rail.
-            pub fn rails_in_use(&self) -> u8 {
-                self.base.rails.in_use.0
-            }
-
-            /// The number of rails.
-            pub fn rail_count(&self) -> usize {
-                self.base.rails.count
-            }
-
-            /// The rails whose port is down at an end, or that did not answer, a bit for each rail.
-            pub fn rails_down(&self) -> u8 {
-                self.base.rails.down().0
+            /// The state of the rails.
+            pub fn rails(&self) -> RailStates {
+                self.base.rails.states()
             }
 
             /// The addresses and queue pairs of both ends.

@@ -68,6 +68,17 @@ pub(super) struct Rails {
     pub(super) peer_rkey: u32,
 }
 
+/// The rails of an end, for people.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RailStates {
+    /// Number of rails; 0 if the end has none.
+    pub count: u8,
+    /// The rails that carry data, a bit for each rail.
+    pub in_use: u8,
+    /// The rails whose port is down at an end, or that did not answer, a bit for each rail.
+    pub down: u8,
+}
+
 /// When a rail may be tried again, and how it answers.
 #[derive(Clone, Copy)]
 pub(super) struct Retry {
@@ -182,6 +193,10 @@ impl Rails {
         let all = RailSet::first(self.count);
         let idle = all.without(self.in_use);
         all.without(self.told.and(self.peer_up)).or(idle.iter().filter(is_put_off).collect())
+    }
+
+    pub(super) fn states(&self) -> RailStates {
+        RailStates { count: self.count as u8, in_use: self.in_use.0, down: self.down().0 }
     }
 
     /// The standby rails that have queue pairs and are not needed now.

@@ -113,13 +113,7 @@ impl<N: SharedNic, S: Stream> Tended for comm::SendComm<N, S> {
     }
 
     fn snapshot(&self, nic: Option<NicCounters>, now_ns: u64) -> Option<Snapshot> {
-        let state = EndState {
-            error: self.end(),
-            fenced: self.fenced(),
-            rails: self.rails_in_use(),
-            rails_down: self.rails_down(),
-            rail_count: self.rail_count() as u8,
-        };
+        let state = EndState { error: self.end(), fenced: self.fenced(), rails: self.rails() };
         Snapshot::of(self.watch(), self.ends(), self.numbers(), nic, state, now_ns)
     }
 }
@@ -154,13 +148,7 @@ impl<N: SharedNic, S: Stream> Tended for comm::RecvComm<N, S> {
     }
 
     fn snapshot(&self, nic: Option<NicCounters>, now_ns: u64) -> Option<Snapshot> {
-        let state = EndState {
-            error: self.end(),
-            fenced: self.fenced(),
-            rails: self.rails_in_use(),
-            rails_down: self.rails_down(),
-            rail_count: self.rail_count() as u8,
-        };
+        let state = EndState { error: self.end(), fenced: self.fenced(), rails: self.rails() };
         Snapshot::of(self.watch(), self.ends(), self.numbers(), nic, state, now_ns)
     }
 }

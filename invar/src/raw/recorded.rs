@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, Once, PoisonError};
 
+use invar_core::comm::RailStates;
 use invar_core::conn::StreamError;
 use invar_core::error::{Ends, Error as CoreError};
 use invar_core::metrics::EndNumbers;
@@ -39,12 +40,8 @@ pub struct EndState {
     pub error: Option<CoreError>,
     /// The attempt of a recovery that has stopped the end's queue pairs.
     pub fenced: Option<u32>,
-    /// The rails that carry data, a bit for each rail; 0 if the end has none.
-    pub rails: u8,
-    /// The rails whose port is down at an end, or that did not answer, a bit for each rail.
-    pub rails_down: u8,
-    /// Number of rails; 0 if the end has none.
-    pub rail_count: u8,
+    /// The rails of a connection over NICs.
+    pub rails: RailStates,
 }
 
 impl Snapshot {
@@ -117,7 +114,7 @@ impl Recording {
         let has_edge = of_end.note_edges(*state, now_ns);
         let Open { record, verdict: told, written_ns, counted_ns, has_moved, place, .. } = of_end;
         (record.role, record.qpn, record.numbers) = (*role, ends.qpn, *numbers);
-        (record.rail_count, record.rails_down) = (state.rail_count, state.rails_down);
+        (record.rail_count, record.rails_down) = (state.rails.count, state.rails.down);
         if let Some(nic) = nic {
             (record.nic, *counted_ns, *has_moved) = (*nic, now_ns, false);
         }
@@ -181,7 +178,7 @@ impl Open {
         record.name(&ends.device, &peer);
         (record.numbers, record.nic) = (*numbers, nic.unwrap_or_default());
         (record.number, record.peer_clock) = (ends.number, ends.peer_clock);
-        (record.rail_count, record.rails_down) = (state.rail_count, state.rails_down);
+        (record.rail_count, record.rails_down) = (state.rails.count, state.rails.down);
         place.write(|turn| record.to_bytes(turn));
         trace(&record);
         let (written_ns, counted_ns) = (now_ns, now_ns);
@@ -206,7 +203,7 @@ impl Open {
             record.push(EventKind::Fence, attempt as u16, now_ns);
         }
         for rail in 0..u8::BITS as u16 {
-            let kind = match [old.rails, new.rails].map(|rails| rails >> rail & 1) {
+            let kind = match [old.rails, new.rails].map(|rails| rails.in_use >> rail & 1) {
                 [1, 0] => EventKind::RailDown,
                 [0, 1] => EventKind::RailUp,
                 _ => continue,
