@@ -25,11 +25,15 @@ pub(crate) struct Failure {
 
 impl Failure {
     pub(crate) fn usage(text: impl fmt::Display) -> Self {
-        Failure { text: line(&text), status: USAGE, has_heard: None }
+        Self::with(USAGE, line(&text))
     }
 
     pub(crate) fn new(text: impl fmt::Display) -> Self {
-        Failure { text: line(&text), status: FAILED, has_heard: None }
+        Self::with(FAILED, line(&text))
+    }
+
+    fn with(status: u8, text: String) -> Self {
+        Failure { text, status, has_heard: None }
     }
 
     /// A failure of the system: `what` was tried, and then the error.
@@ -40,9 +44,7 @@ impl Failure {
     /// A failure to write an output.
     pub(crate) fn unwritten(what: &str, error: &io::Error) -> Self {
         match error.kind() {
-            io::ErrorKind::BrokenPipe => {
-                Failure { text: String::new(), status: UNREAD, has_heard: None }
-            }
+            io::ErrorKind::BrokenPipe => Self::with(UNREAD, String::new()),
             _ => Self::io(format_args!("writing {what}"), error),
         }
     }

@@ -35,7 +35,7 @@ pub(crate) struct Args {
     output: PathBuf,
 }
 
-/// What a process did. Times count from the first event of all processes, in microseconds.
+/// A process on the time line. Times count from the first event of all processes, in microseconds.
 struct TracedProcess {
     name: String,
     /// How the clock of the process was put on the time line.
@@ -43,7 +43,7 @@ struct TracedProcess {
     rows: Vec<TraceRow>,
 }
 
-/// What an end of a connection, or a rank, did.
+/// The spans and events of an end of a connection, or of a rank.
 struct TraceRow {
     /// The number of the record in its process.
     number: usize,

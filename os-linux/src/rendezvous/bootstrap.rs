@@ -424,7 +424,8 @@ impl Shared {
                 drop(blobs);
                 self.news.notify_all();
                 if full {
-                    let text = "it sent more than 256 MiB that no rank has asked for".to_owned();
+                    let max = UNASKED_BYTES_MAX >> 20;
+                    let text = format!("it sent more than {max} MiB that no rank has asked for");
                     let rank = Some(header.from);
                     self.fail(Failure { rank, reporter: rank, text });
                 }

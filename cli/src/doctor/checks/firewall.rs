@@ -13,7 +13,7 @@ use crate::doctor::report::{Finding, Report, Severity};
 
 /// Where the kernel filters packets from other hosts, and to them.
 const HOOKS: [&str; 3] = ["prerouting", "input", "output"];
-/// Of a range that is set, so many ports are looked at: Invar takes the first that is free.
+/// The check looks at the first so many ports of a range that is set: Invar takes the first free one.
 const PORTS_MAX: usize = 64;
 
 /// Ports that other hosts must reach.
