@@ -40,6 +40,6 @@ pub use send::SendComm;
 pub use send_buf::SendBuf;
 pub use work::Work;
 
-pub(crate) use row_keys::control_bytes;
+pub(crate) use row_keys::{KEYS_BYTES, control_bytes};
 
 pub use crate::request::Request;

@@ -21,6 +21,8 @@ use core::ffi::c_int;
 use core::net::IpAddr;
 use core::sync::atomic::AtomicU64;
 
+use crate::conn::RAILS_MAX;
+
 pub use attr::{
     AddressVector, Ece, Gid, LinkLayer, Mtu, PacketKeys, PortAttr, PortState, QpCap, QpOptions,
     QpState, QpTransition, QpType, RtrAttr, RtsAttr, SourcePorts,
@@ -146,11 +148,18 @@ pub trait Nic {
     fn rail_of(&self, _qp: &Self::Qp) -> usize {
         0
     }
-    /// The key by which a peer on a rail names the range whose key is `rkey` here. A NIC with several
-    /// rails has one key for a range, and each of its devices has another one.
+    /// The local key of a range on a rail; `lkey` is the key of the range here. The buffers of work requests
+    /// have the local key of their queue pair's rail.
     #[inline(always)]
-    fn rail_rkey(&self, _rail: usize, rkey: u32) -> u32 {
-        rkey
+    fn rail_lkey(&self, _rail: usize, lkey: u32) -> u32 {
+        lkey
+    }
+    /// The keys by which a peer on each rail names the range whose key is `rkey` here. A NIC with several
+    /// rails has one key for a range, and each of its devices has another one. Rails that do not exist have
+    /// the key 0.
+    #[inline(always)]
+    fn rail_rkeys(&self, rkey: u32) -> [u32; RAILS_MAX] {
+        [rkey; RAILS_MAX]
     }
     /// Allocates zeroed, page-aligned memory.
     fn alloc(&self, len: usize) -> Result<Self::Memory, NicError>;

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use invar_core::conn::{RAILS_MAX, on_rail};
 use invar_core::nic::{
     Access, Ece, Gid, MemoryKeys, Nic, NicCounters, NicError, PollError, PortAttr, PortNotices,
-    QpCap, QpTransition, RecvWr, Refusal, Refused, SendWr, Sge, Verb, Wc,
+    QpCap, QpTransition, RecvWr, Refusal, Refused, SendList, SendWr, Verb, Wc,
 };
 
 use keys::{Key, Keys};
@@ -19,9 +19,6 @@ pub const JOINT: &str = "+";
 /// Stands before the names of the standby rails.
 pub const STANDBY: &str = "/";
 
-/// The most work requests that are posted at once.
-const POST_MAX: usize = 16;
-
 /// Returns the name of a NIC of several rails, such as `mlx5_0+mlx5_1/mlx5_2`.
 pub fn joined_name(active: &[&str], standby: &[&str]) -> String {
     let sets = [active, standby].into_iter().filter(|names| !names.is_empty());
@@ -30,8 +27,8 @@ pub fn joined_name(active: &[&str], standby: &[&str]) -> String {
 
 /// Up to [`RAILS_MAX`] ports as one NIC. Clones are the same NIC.
 ///
-/// One registration covers all ports, and has one key for both directions. [`Nic::rail_rkey`] gives the key of
-/// each port.
+/// One registration covers all ports, and has one key for both directions. [`Nic::rail_lkey`] and
+/// [`Nic::rail_rkeys`] give the keys of the ports.
 pub struct Rails<N>(Arc<Owner<N>>);
 
 struct Owner<N> {
@@ -61,6 +58,15 @@ impl<N: Nic> Clone for RailsPd<N> {
 pub struct RailsCq<N: Nic> {
     cqs: Vec<N::Cq>,
     broken: Arc<Broken>,
+}
+
+impl<N: Nic> RailsCq<N> {
+    /// Notes that the queue of a rail cannot be polled. Returns whether no other queue can.
+    #[cold]
+    fn is_last(&self, rail: usize) -> bool {
+        self.broken[rail].store(true, Ordering::Relaxed);
+        (0..self.cqs.len()).all(|rail| self.broken[rail].load(Ordering::Relaxed))
+    }
 }
 
 /// A queue pair on one rail.
@@ -132,25 +138,6 @@ impl<N: Nic> Rails<N> {
         // No handle of a rail exists beyond the last one.
         &self.0.nics[rail.min(self.0.nics.len() - 1)]
     }
-
-    /// Gives a buffer the local key of a rail. A buffer without bytes has none.
-    fn use_own_key(&self, sge: &mut Sge, rail: usize) {
-        if sge.length > 0 {
-            sge.lkey = self.0.keys.lkey(sge.lkey, rail);
-        }
-    }
-
-    /// Posts work requests with the local keys of the queue pair's rail.
-    fn post(&self, qp: &RailsQp<N>, wrs: &[SendWr]) -> Result<(), NicError> {
-        let mut own: heapless::Vec<SendWr, POST_MAX> = heapless::Vec::new();
-        for wr in wrs {
-            let mut wr = *wr;
-            self.use_own_key(&mut wr.sge, qp.rail);
-            // A part has room for all of its work requests.
-            let _ = own.push(wr);
-        }
-        self.nic(qp.rail).post_send(&qp.qp, &own)
-    }
 }
 
 impl<N: Nic> Nic for Rails<N> {
@@ -203,8 +190,14 @@ impl<N: Nic> Nic for Rails<N> {
         qp.rail
     }
 
-    fn rail_rkey(&self, rail: usize, rkey: u32) -> u32 {
-        self.0.keys.rkey(rkey, rail)
+    #[inline]
+    fn rail_lkey(&self, rail: usize, lkey: u32) -> u32 {
+        self.0.keys.lkey(lkey, rail)
+    }
+
+    #[inline]
+    fn rail_rkeys(&self, rkey: u32) -> [u32; RAILS_MAX] {
+        self.0.keys.rkeys(rkey)
     }
 
     fn alloc(&self, len: usize) -> Result<N::Memory, NicError> {
@@ -223,8 +216,8 @@ impl<N: Nic> Nic for Rails<N> {
     }
 
     fn grant(&self, pd: &RailsPd<N>, rkey: u32) {
-        for (rail, (nic, pd)) in self.with_pds(pd).enumerate() {
-            nic.grant(pd, self.0.keys.rkey(rkey, rail));
+        for ((nic, pd), rkey) in self.with_pds(pd).zip(self.rail_rkeys(rkey)) {
+            nic.grant(pd, rkey);
         }
     }
 
@@ -283,19 +276,22 @@ impl<N: Nic> Nic for Rails<N> {
     }
 
     fn post_send(&self, qp: &RailsQp<N>, wrs: &[SendWr]) -> Result<(), NicError> {
-        for (part, wrs) in wrs.chunks(POST_MAX).enumerate() {
-            self.post(qp, wrs).map_err(|error| NicError {
-                index: error.index.saturating_add((part * POST_MAX) as _),
-                ..error
-            })?;
-        }
-        Ok(())
+        self.nic(qp.rail).post_send(&qp.qp, wrs)
+    }
+
+    #[inline]
+    fn post_list<const L: usize>(
+        &self,
+        qp: &RailsQp<N>,
+        list: &mut SendList<L>,
+        from: usize,
+        refusal: &mut Refusal,
+    ) -> Result<(), Refused> {
+        self.nic(qp.rail).post_list(&qp.qp, list, from, refusal)
     }
 
     fn post_recv(&self, qp: &RailsQp<N>, wr: &RecvWr) -> Result<(), NicError> {
-        let mut wr = *wr;
-        self.use_own_key(&mut wr.sge, qp.rail);
-        self.nic(qp.rail).post_recv(&qp.qp, &wr)
+        self.nic(qp.rail).post_recv(&qp.qp, wr)
     }
 
     fn post_empty_recv(
@@ -313,29 +309,22 @@ impl<N: Nic> Nic for Rails<N> {
 
     /// Polls all rails. A rail that cannot be polled is [noted](Nic::check), and the others go on.
     fn poll(&self, cq: &RailsCq<N>, wcs: &mut [Wc]) -> Result<u32, PollError> {
-        let (mut polled, mut failed) = (0, None);
+        let mut polled = 0;
         for (rail, (nic, own)) in self.0.nics.iter().zip(&cq.cqs).enumerate() {
-            let room = &mut wcs[polled..];
-            if room.is_empty() {
-                break;
-            }
+            let Some(room @ [_, ..]) = wcs.get_mut(polled..) else { break };
             match nic.poll(own, room) {
-                Ok(n) => {
-                    let new = &mut room[..n as usize];
-                    new.iter_mut().for_each(|wc| wc.qp_num = on_rail(rail, wc.qp_num));
-                    polled += n as usize;
+                Ok(0) => {}
+                Ok(new) => {
+                    for wc in room.iter_mut().take(new as usize) {
+                        wc.qp_num = on_rail(rail, wc.qp_num);
+                    }
+                    polled += new as usize;
                 }
-                Err(error) => {
-                    cq.broken[rail].store(true, Ordering::Relaxed);
-                    failed = Some(error);
-                }
+                Err(error) if cq.is_last(rail) && polled == 0 => return Err(error),
+                Err(_) => {}
             }
         }
-        let is_lost = (0..cq.cqs.len()).all(|rail| cq.broken[rail].load(Ordering::Relaxed));
-        match failed {
-            Some(error) if is_lost => Err(error),
-            _ => Ok(polled as u32),
-        }
+        Ok(polled as u32)
     }
 
     fn arm(&self, cq: &RailsCq<N>, writes: bool, ready: &mut dyn FnMut(c_int)) -> bool {

@@ -280,13 +280,13 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
                 return Fast::Slow;
             }
         };
-        let Self { wcs: [wc, ..], reqs, bytes, .. } = self;
+        let Self { wcs: [wc, ..], reqs, route, bytes, .. } = self;
         if polled == 1
             && wc.status == WcStatus::SUCCESS
             && let Some(entry) = R::of_message(reqs, wc)
             && entry.is_last(request.raw())
         {
-            return R::take_last(entry, wc, bytes);
+            return route.take_last(entry, wc, bytes);
         }
         self.book_polled(polled);
         Fast::Slow

@@ -212,8 +212,8 @@ fn read<N: Nic>(
     let wr = SendWr {
         wr_id,
         remote_addr: buf.addr,
-        rkey: nic.rail_rkey(nic.rail_of(qp), buf.rkey),
-        sge: sink,
+        rkey: nic.rail_rkeys(buf.rkey)[nic.rail_of(qp) % RAILS_MAX],
+        sge: Sge { lkey: nic.rail_lkey(nic.rail_of(qp), sink.lkey), ..sink },
         opcode: SendOpcode::RdmaRead,
         flags: SendFlags::SIGNALED,
         ..SendWr::default()

@@ -5,9 +5,9 @@
 //! with one signaled WRITE_WITH_IMM, and the receiver counts one completion for each queue pair.
 
 use super::rail_shares::{Backlog, Shares};
-use super::row_keys;
+use super::row_keys::SlotKeys;
 use super::sizes::{SIZES_ROW_BYTES, Sizes, SizesRow, sizes_offset};
-use crate::conn::{RAILS_MAX, Verbs};
+use crate::conn::Verbs;
 use crate::fifo::{LEN_MAX, RECVS_MAX};
 use crate::math::{QP_SPLIT_ALIGN, QpPart, QpSplit};
 use crate::nic::{Link, Listed, Memory, Nic, NicError, NumSge, SendFlags, SendOpcode, SendWr, Sge};
@@ -36,14 +36,21 @@ pub(super) fn qps_of<N: Nic>(verbs: &Verbs<N>, only: Option<usize>) -> u32 {
     if only.is_some() { 1 } else { u32::from(verbs.qp_count()) }
 }
 
-/// The key of a buffer of a row for the rail of a queue pair; `first` is the key in the buffer's slot.
+/// The key for the rail of a queue pair of buffer `r` of a row of `nreqs` buffers. `first` is the key in the
+/// buffer's slot.
 #[inline(always)]
-fn rkey_for<N: Nic>(verbs: &Verbs<N>, qp: &N::Qp, row: u8, r: usize, first: u32) -> u32 {
+pub(super) fn rkey_for<N: Nic>(
+    verbs: &Verbs<N>,
+    qp: &N::Qp,
+    row: u8,
+    (nreqs, r): (usize, usize),
+    first: u32,
+) -> u32 {
     if N::RAILS_MAX == 1 || verbs.rails.count == 1 {
         return first;
     }
-    let keys = row_keys::keys(verbs.control.words(), row.into(), r, first);
-    keys[verbs.nic.rail_of(qp) % RAILS_MAX]
+    let keys = SlotKeys::of(verbs.control.words(), row.into(), nreqs, r);
+    keys.map_or(first, |keys| keys.key(verbs.nic.rail_of(qp), first))
 }
 
 /// Divides the `bytes` of the row with index `row` among the rails, if there are several.
@@ -94,7 +101,12 @@ impl Target {
     pub(super) fn new<N: Nic>(verbs: &Verbs<N>, sizes: Option<(u64, u32)>) -> Self {
         let qps = u32::from(verbs.qp_count());
         let ar_threshold_bytes = verbs.settings.ar_threshold_bytes;
-        let first_bytes_max = if qps == 1 { u32::MAX } else { QP_SPLIT_ALIGN };
+        let first_bytes_max = match qps {
+            // One queue pair takes a small row.
+            _ if N::RAILS_MAX > 1 && verbs.rails.count > 1 => SMALL_BYTES_MAX,
+            1 => u32::MAX,
+            _ => QP_SPLIT_ALIGN,
+        };
         let whole_bytes_max = ar_threshold_bytes.min(first_bytes_max).min(LEN_MAX).into();
         let sizes_offset = sizes_offset(verbs.settings.depth().into());
         Target { qps, ar_threshold_bytes, whole_bytes_max, sizes, sizes_offset }
@@ -182,7 +194,8 @@ pub(super) fn post_single<N: Nic>(
     };
     for qp in verbs.qps().skip(skipped).take(taken) {
         let length = next_split(verbs, &shares, &mut split, qp, whole.sge.length).length;
-        wr.rkey = rkey_for(verbs, qp, row, 0, whole.rkey);
+        wr.rkey = rkey_for(verbs, qp, row, (1, 0), whole.rkey);
+        wr.sge.lkey = verbs.lkey_for(qp, whole.sge.lkey);
         wr.sge.length = length;
         if is_apart && length > 0 {
             let write = SendWr { opcode: SendOpcode::RdmaWrite, flags: SendFlags::empty(), ..wr };
@@ -218,9 +231,11 @@ pub(super) fn post_parts<N: Nic>(
     let shares = divide(verbs, backlog, row, bytes.fold(0, u32::saturating_add));
     verbs.qps().try_for_each(|qp| {
         let parts = writes.iter_mut().zip(order).map(|((write, split), r)| {
-            let rkey = rkey_for(verbs, qp, row, usize::from(*r), write.rkey);
+            let of = (RECVS_MAX - start.min(RECVS_MAX), usize::from(*r));
+            let rkey = rkey_for(verbs, qp, row, of, write.rkey);
             let part = next_split(verbs, &shares, split, qp, write.sge.length);
-            SendWr { rkey, ..next_part(write, part) }
+            let lkey = verbs.lkey_for(qp, write.sge.lkey);
+            SendWr { rkey, ..next_part(&SendWr { sge: Sge { lkey, ..write.sge }, ..*write }, part) }
         });
         let parts = parts.filter(|part| part.sge.length > 0);
         let wrs: heapless::Vec<_, { RECVS_MAX + 1 }> = parts.chain([end]).collect();

@@ -9,7 +9,8 @@ mod stall;
 
 use core::hint::cold_path;
 
-use buf::{set_slots, slot};
+use buf::set_slots;
+use rails::awaited_on_rails;
 
 use super::base::{Base, Failed, Gate};
 use super::closing::Closing;
@@ -19,9 +20,10 @@ use super::flush::Flushes;
 use super::post::{only_qp, qps_of};
 use super::rails::RailWork;
 use super::route::{Arrivals, Receiving};
+use super::row_keys::RailKeys;
 use super::sizes::{Sizes, sizes_offset};
 use super::{Flush, FlushBuf, Request};
-use crate::conn::{Parts, Stream, Verbs, Wire, is_ready};
+use crate::conn::{Parts, RAILS_MAX, Stream, Verbs, Wire, is_ready};
 use crate::error::Error;
 use crate::fifo::{LEN_MAX, RECVS_MAX, ROW_BYTES, Row, SLOT_BYTES};
 use crate::nic::{Memory, Nic, NumSge, RecvWr, SendFlags, SendList, SendWr, Sge};
@@ -49,6 +51,8 @@ pub struct RecvComm<N: Nic, S> {
     depth: usize,
     /// The keys that were granted to the peer last, indexed by the key's low bits.
     granted: [u32; GRANTED],
+    /// The key of the buffer that was posted last, and its keys on all rails.
+    rail_keys: (u32, RailKeys),
     /// The largest number of buffers that one receive may group. The FIFO has at least this number of
     /// rows: a peer with one request for each message could not have more messages under way.
     group_max: usize,
@@ -100,6 +104,7 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
             idx: 1,
             depth,
             granted: [0; GRANTED],
+            rail_keys: (0, [0; RAILS_MAX]),
             group_max: depth.min(RECVS_MAX),
         })
     }
@@ -176,7 +181,7 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         buf: &RecvBuf,
         started: impl FnOnce(Request),
     ) -> Fast<()> {
-        if N::RAILS_MAX > 1 || self.base.gate != Gate::Open {
+        if self.base.gate != Gate::Open {
             cold_path();
             return Fast::Slow;
         }
@@ -185,18 +190,30 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
             cold_path();
             return Fast::Slow;
         }
+        let only = only_qp(&self.base.verbs, self.idx - 1, 1, buf.len);
+        if self.base.has_rails() && only.is_none() {
+            return Fast::Slow;
+        }
         let Base { reqs, verbs, .. } = &mut self.base;
         let Some((request, entry)) = reqs.next_free() else { return Fast::Slow };
         let row = Row::of(verbs.control.words(), request.row() as u8);
         let Some(row) = row else { return Fast::Slow };
         grant(verbs, &mut self.granted, buf.rkey);
         entry.value.sizes[0] = buf.len;
-        entry.arm(request.raw(), entry.value.events);
-        self.recv_wr.wr_id = request.row() as u64;
+        let events = match only {
+            Some(_) => awaited_on_rails(request.row(), 1),
+            None => entry.value.events,
+        };
+        entry.arm(request.raw(), events);
+        let at = request.row();
+        self.recv_wr.wr_id = at as u64;
         started(request);
         // By now the request needs no register any more.
-        row.store(0, &slot(buf, 1, self.idx));
-        self.post_row::<AHEAD>();
+        verbs.store_slot((&row, at), (1, 0), buf, self.idx, &mut self.rail_keys);
+        match only {
+            Some(only) => self.post_on_one_rail(only),
+            None => self.post_row::<AHEAD>(),
+        }
         Fast::Done(())
     }
 
@@ -310,8 +327,8 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         if N::RAILS_MAX > 1 {
             let Base { reqs, verbs, .. } = &mut self.base;
             let only = only_qp(verbs, self.idx - 1, bufs.len(), bufs[0].len);
-            let turn = u32::from(request.row() == 0);
-            reqs.at(request.raw()).rearm(qps_of(verbs, only) + turn);
+            let events = awaited_on_rails(request.row(), qps_of(verbs, only));
+            reqs.at(request.raw()).rearm(events);
             self.post_on_rails(only)?;
             return Ok(Some(request));
         }
@@ -334,11 +351,7 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
             let buf = buf(r).filter(RecvBuf::is_sound)?;
             *size = buf.len;
             grant(verbs, &mut self.granted, buf.rkey);
-            let rkey = verbs.slot_rkey(buf.rkey);
-            row.store(r, &slot(&RecvBuf { rkey, ..buf }, nreqs as u32, idx));
-            if N::RAILS_MAX > 1 {
-                verbs.store_keys(request.row(), r, buf.rkey, idx);
-            }
+            verbs.store_slot((&row, request.row()), (nreqs, r), &buf, idx, &mut self.rail_keys);
         }
         let wr_id = request.row() as u64 | (nreqs as u64 - 1) << 32;
         if verbs.settings.use_inline && nreqs > 1 {

@@ -27,7 +27,7 @@ pub(super) trait Route<N: Nic, T, const REQS: usize> {
     fn of_message<'a>(reqs: &'a mut RequestRing<T, REQS>, wc: &Wc) -> Option<&'a mut Entry<T>>;
     /// Takes the request of a message whose [last](Entry::is_last) completion this is, as [`Route::take`]
     /// does.
-    fn take_last(entry: &mut Entry<T>, wc: &Wc, total: &mut u64) -> Fast<u32>;
+    fn take_last(&mut self, entry: &mut Entry<T>, wc: &Wc, total: &mut u64) -> Fast<u32>;
     /// Books a completion that succeeded; `false` if no request awaits it.
     fn book(&mut self, reqs: &mut RequestRing<T, REQS>, wc: &Wc) -> bool;
     /// The number of rows to report to the peer, after the queue pairs have stopped. `rows` is the number
@@ -110,29 +110,29 @@ impl<N: Nic> Route<N, Sending, MESSAGES> for Sent {
         reqs: &'a mut RequestRing<Sending, MESSAGES>,
         wc: &Wc,
     ) -> Option<&'a mut Entry<Sending>> {
-        // Over several rails each completion also counts for its rail.
-        (N::RAILS_MAX == 1 && wc.wr_id & GROUP == 0).then(|| reqs.at(wc.wr_id as u32))
+        (wc.wr_id & GROUP == 0).then(|| reqs.at(wc.wr_id as u32))
     }
 
     #[inline(always)]
-    fn take_last(entry: &mut Entry<Sending>, _: &Wc, total: &mut u64) -> Fast<u32> {
+    fn take_last(&mut self, entry: &mut Entry<Sending>, wc: &Wc, total: &mut u64) -> Fast<u32> {
+        if N::RAILS_MAX > 1 {
+            self.book_on_rail(wc);
+            self.note_last(wc, entry);
+        }
         <Self as Route<N, Sending, MESSAGES>>::take(entry, total)
     }
 
     #[inline(always)]
     fn book(&mut self, reqs: &mut RequestRing<Sending, MESSAGES>, wc: &Wc) -> bool {
-        if N::RAILS_MAX > 1 {
-            if self.rail_work.book(wc) {
-                return true;
-            }
-            self.backlog.finish(wc.wr_id as u32, rail_of(wc.qp_num));
+        if N::RAILS_MAX > 1 && self.book_on_rail(wc) {
+            return true;
         }
         let entry = reqs.at(wc.wr_id as u32);
         if !entry.book() {
             return false;
         }
-        if N::RAILS_MAX > 1 && entry.is_complete() && entry.value.0.len > SMALL_BYTES_MAX {
-            self.rail_work.was_last(wc);
+        if N::RAILS_MAX > 1 && entry.is_complete() {
+            self.note_last(wc, entry);
         }
         if wc.wr_id & GROUP != 0 {
             self.book_group(reqs, wc.wr_id);
@@ -152,6 +152,24 @@ impl<N: Nic> Route<N, Sending, MESSAGES> for Sent {
 impl Sent {
     pub(super) const fn new() -> Self {
         Sent { grouped: 0, rail_work: RailWork::NONE, backlog: Backlog::NONE }
+    }
+
+    /// Books a completion on its rail. Returns whether it is only the answer of a rail.
+    #[inline(always)]
+    fn book_on_rail(&mut self, wc: &Wc) -> bool {
+        let is_answer = self.rail_work.book(wc);
+        if !is_answer {
+            self.backlog.finish(wc.wr_id as u32, rail_of(wc.qp_num));
+        }
+        is_answer
+    }
+
+    /// Notes which rail has finished a long message after all other rails.
+    #[inline(always)]
+    fn note_last(&mut self, wc: &Wc, entry: &Entry<Sending>) {
+        if entry.value.0.len > SMALL_BYTES_MAX {
+            self.rail_work.was_last(wc);
+        }
     }
 
     /// Ends the other messages of a group once the group's last completion is booked.
@@ -224,7 +242,7 @@ impl<N: Nic> Route<N, Receiving, ROWS> for Arrivals<N> {
     }
 
     #[inline(always)]
-    fn take_last(entry: &mut Entry<Receiving>, wc: &Wc, total: &mut u64) -> Fast<u32> {
+    fn take_last(&mut self, entry: &mut Entry<Receiving>, wc: &Wc, total: &mut u64) -> Fast<u32> {
         entry.value.imm = wc.imm_data;
         let taken = Self::take(entry, total);
         if taken == Fast::Slow {

@@ -1,6 +1,6 @@
 //! The keys of a row's buffers on the rails of a connection. A slot has room for one key, that of the first
-//! rail. The keys of the other rails lie in a table beside the FIFO, and the receiver writes them together
-//! with the row.
+//! rail. The receiver writes the keys of the other rails together with the row. The keys of a row of one slot
+//! lie behind this slot, so that one WRITE carries both. The keys of longer rows lie in a table beside the FIFO.
 //!
 //! ```text
 //! byte  0                            28     32
@@ -9,8 +9,8 @@
 //!       +----------------------------+------+
 //! ```
 //!
-//! `idx` has the low bits of the slot's number. Two writes may arrive in any order, so the sender waits for
-//! both.
+//! `idx` has the low bits of the slot's number. A row and its keys may arrive in any order, so the sender waits
+//! for both.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -18,13 +18,13 @@ use static_assertions::const_assert;
 
 use super::sizes::SIZES_ROW_BYTES;
 use crate::conn::RAILS_MAX;
-use crate::fifo::{DEPTH_MAX, FIFO_BYTES_MAX, RECVS_MAX, ROW_BYTES};
+use crate::fifo::{DEPTH_MAX, FIFO_BYTES_MAX, RECVS_MAX, ROW_BYTES, SLOT_BYTES};
 
 /// The keys of a buffer on all rails.
 pub(super) type RailKeys = [u32; RAILS_MAX];
 
 /// Bytes of the keys of one slot.
-pub(super) const KEYS_BYTES: usize = size_of::<RailKeys>();
+pub(crate) const KEYS_BYTES: usize = size_of::<RailKeys>();
 /// Bytes of the keys of a row.
 pub(super) const KEYS_ROW_BYTES: usize = KEYS_BYTES * RECVS_MAX;
 /// Offset of the table in the control memory. It is the same for FIFOs of any length.
@@ -48,47 +48,53 @@ pub(crate) const fn control_bytes(depth: usize, rails_max: usize) -> usize {
 const_assert!(control_bytes(DEPTH_MAX, 1) <= ROW_KEYS_OFFSET);
 const_assert!(ROW_KEYS_END <= u32::MAX as usize);
 
-/// Offset in the control memory of the keys of a row.
-pub(super) const fn keys_offset(row: usize) -> usize {
-    ROW_KEYS_OFFSET + row % DEPTH_MAX * KEYS_ROW_BYTES
+/// Offset in the control memory of the keys of a row of `nreqs` slots.
+pub(super) const fn keys_offset(row: usize, nreqs: usize) -> usize {
+    let row = row % DEPTH_MAX;
+    if nreqs == 1 { row * ROW_BYTES + SLOT_BYTES } else { ROW_KEYS_OFFSET + row * KEYS_ROW_BYTES }
 }
 
-fn words_of(words: &[AtomicU64], row: usize, slot: usize) -> Option<&[AtomicU64; WORDS]> {
-    let at = (keys_offset(row) + slot % RECVS_MAX * KEYS_BYTES) / 8;
-    words.get(at..)?.first_chunk()
-}
+/// The keys of a slot in memory.
+pub(super) struct SlotKeys<'a>(&'a [AtomicU64; WORDS]);
 
-/// Fills the keys of a slot in the receiver's shadow. The slot itself has the first key.
-pub(super) fn store(words: &[AtomicU64], row: usize, slot: usize, keys: &RailKeys, idx: u64) {
-    let Some(words) = words_of(words, row, slot) else { return };
-    let [_, k1, k2, k3, k4, k5, k6, k7] = keys.map(u64::from);
-    let idx = u64::from(idx as u32);
-    let values = [k1 | k2 << 32, k3 | k4 << 32, k5 | k6 << 32, k7 | idx << 32];
-    for (word, value) in words.iter().zip(values) {
-        word.store(value.to_le(), Ordering::Release);
+impl<'a> SlotKeys<'a> {
+    /// The keys of a slot of a row of `nreqs` slots; `None` if the memory is too short.
+    #[inline(always)]
+    pub(super) fn of(
+        words: &'a [AtomicU64],
+        row: usize,
+        nreqs: usize,
+        slot: usize,
+    ) -> Option<Self> {
+        let at = (keys_offset(row, nreqs) + slot % RECVS_MAX * KEYS_BYTES) / 8;
+        words.get(at..)?.first_chunk().map(SlotKeys)
     }
-}
 
-/// The keys of a slot, if they belong to the receive with number `idx`. `first` is the key in the slot.
-pub(super) fn load(
-    words: &[AtomicU64],
-    row: usize,
-    slot: usize,
-    idx: u64,
-    first: u32,
-) -> Option<RailKeys> {
-    let last = u64::from_le(words_of(words, row, slot)?[WORDS - 1].load(Ordering::Acquire));
-    (last >> 32 == u64::from(idx as u32)).then(|| keys(words, row, slot, first))
-}
+    /// Fills the receiver's shadow. The slot itself has the first key.
+    #[inline(always)]
+    pub(super) fn store(&self, keys: &RailKeys, idx: u64) {
+        let [_, k1, k2, k3, k4, k5, k6, k7] = keys.map(u64::from);
+        let idx = u64::from(idx as u32);
+        let values = [k1 | k2 << 32, k3 | k4 << 32, k5 | k6 << 32, k7 | idx << 32];
+        for (word, value) in self.0.iter().zip(values) {
+            word.store(value.to_le(), Ordering::Release);
+        }
+    }
 
-/// The keys of a slot that [`load`] has found before.
-pub(super) fn keys(words: &[AtomicU64], row: usize, slot: usize, first: u32) -> RailKeys {
-    let Some(words) = words_of(words, row, slot) else { return [first; RAILS_MAX] };
-    let word = |i: usize| u64::from_le(words[i].load(Ordering::Relaxed));
-    let [a, b, c, d] = [word(0), word(1), word(2), word(3)];
-    let halves = [a, a >> 32, b, b >> 32, c, c >> 32, d].map(|half| half as u32);
-    let [k1, k2, k3, k4, k5, k6, k7] = halves;
-    [first, k1, k2, k3, k4, k5, k6, k7]
+    /// Whether the keys are those of the receive with number `idx`.
+    #[inline(always)]
+    pub(super) fn are_there(&self, idx: u64) -> bool {
+        let last = u64::from_le(self.0[WORDS - 1].load(Ordering::Acquire));
+        last >> 32 == u64::from(idx as u32)
+    }
+
+    /// The key of a rail. `first` is the key in the slot.
+    #[inline(always)]
+    pub(super) fn key(&self, rail: usize, first: u32) -> u32 {
+        let Some(at) = (rail % RAILS_MAX).checked_sub(1) else { return first };
+        let word = u64::from_le(self.0[at / 2].load(Ordering::Relaxed));
+        (word >> (at % 2 * 32)) as u32
+    }
 }
 
 #[cfg(test)]
@@ -102,12 +108,17 @@ mod tests {
     proptest! {
         #[test]
         fn stored_keys_read_back_once_their_number_is_there(
-            keys: RailKeys, row in 0..DEPTH_MAX, slot in 0..RECVS_MAX, idx: u64,
+            keys: RailKeys,
+            row in 0..DEPTH_MAX,
+            (nreqs, slot) in (1..=RECVS_MAX).prop_flat_map(|nreqs| (Just(nreqs), 0..nreqs)),
+            idx: u64,
         ) {
             let words = [const { AtomicU64::new(0) }; TABLE_WORDS];
-            store(&words, row, slot, &keys, idx);
-            prop_assert_eq!(load(&words, row, slot, idx, keys[0]), Some(keys));
-            prop_assert_eq!(load(&words, row, slot, idx.wrapping_add(1), keys[0]), None);
+            let there = SlotKeys::of(&words, row, nreqs, slot).unwrap();
+            there.store(&keys, idx);
+            prop_assert!(there.are_there(idx) && !there.are_there(idx.wrapping_add(1)));
+            let read: RailKeys = core::array::from_fn(|rail| there.key(rail, keys[0]));
+            prop_assert_eq!(read, keys);
         }
     }
 }

@@ -13,9 +13,9 @@ use super::Request;
 use super::base::{Base, Failed, Gate, Settled};
 use super::fast::Fast;
 use super::group::Group;
-use super::post::{Target, only_qp, post_single, qps_of, with_imm};
+use super::post::{Target, only_qp, post_single, qps_of, rkey_for, with_imm};
 use super::route::{Sending, Sent};
-use super::row_keys;
+use super::row_keys::SlotKeys;
 use super::send_buf::SendBuf;
 use crate::conn::stage::Stage;
 use crate::conn::{Parts, Stream, start_with_acceptor};
@@ -177,9 +177,9 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         self.row = self.row.wrapping_add(1) & self.row_mask;
     }
 
-    /// The fast path of [`SendComm::isend`], for a message whose row has one slot, if the first queue pair
-    /// carries the message in one work request. `started` gets the request before the message is posted, so
-    /// that a caller keeps nothing for it meanwhile. If posting fails, the test of the request fails too.
+    /// The fast path of [`SendComm::isend`], for a message whose row has one slot, if one queue pair carries
+    /// the message in one work request. `started` gets the request before the message is posted, so that a
+    /// caller keeps nothing for it meanwhile. If posting fails, the test of the request fails too.
     #[inline(always)]
     pub fn isend_fast(
         &mut self,
@@ -187,7 +187,7 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         tag: u32,
         started: impl FnOnce(Request),
     ) -> Fast<()> {
-        if N::RAILS_MAX > 1 || self.base.gate != Gate::Open {
+        if self.base.gate != Gate::Open {
             return Fast::Slow;
         }
         let Some(slot) = self.slot() else { return Fast::Pending };
@@ -200,16 +200,30 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         if !is_whole || !room.holds(buf.len) || room.addr == 0 || room.rkey == 0 {
             return Fast::Slow;
         }
+        let verbs = &self.base.verbs;
+        let (only, qps) = if self.base.has_rails() {
+            let only = only_qp(verbs, self.idx - 1, 1, room.size as u32);
+            let Some(only) = only.filter(|_| self.has_keys(1)) else { return Fast::Slow };
+            (only, 1)
+        } else {
+            (0, self.target.qps)
+        };
+        let qp = verbs.data_qp(only);
+        let rkey = rkey_for(verbs, qp, self.row, (1, 0), room.rkey);
+        let lkey = verbs.lkey_for(qp, buf.lkey);
         let Some((request, entry)) = self.base.reqs.next_free() else { return Fast::Slow };
         entry.value = Sending(*buf);
-        entry.arm(request.raw(), self.target.qps);
+        entry.arm(request.raw(), qps);
         let mut wr = self.wr.wr(0);
         wr.set_id(request.raw().into());
-        wr.set_remote(room.addr, room.rkey);
-        wr.set_sge(Sge { addr: buf.addr, length: buf.len, lkey: buf.lkey });
+        wr.set_remote(room.addr, rkey);
+        wr.set_sge(Sge { addr: buf.addr, length: buf.len, lkey });
         wr.set_imm(buf.len);
         started(request);
-        self.post_whole();
+        match self.base.has_rails() {
+            true => self.post_on_one_rail(only),
+            false => self.post_whole(),
+        }
         Fast::Done(())
     }
 
@@ -286,13 +300,15 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
     }
 
     /// Whether the keys of the row at the head have arrived, for all rails.
+    #[inline(always)]
     fn has_keys(&self, nreqs: usize) -> bool {
         if is_planted(Mutant::UseOldKeys) {
             return true;
         }
         let words = self.base.verbs.control.words();
         let mut slots = 0..nreqs.min(RECVS_MAX);
-        slots.all(|r| row_keys::load(words, self.row.into(), r, self.idx, 0).is_some())
+        let keys = |r| SlotKeys::of(words, self.row.into(), nreqs, r);
+        slots.all(|r| keys(r).is_some_and(|keys| keys.are_there(self.idx)))
     }
 
     /// Posts the message of its own that is laid out, and takes its row: all of it on the first
@@ -308,6 +324,28 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
             return;
         }
         self.advance();
+    }
+
+    /// Posts the message of its own that is laid out on the queue pair that takes its row, and takes the row. If
+    /// the NIC refuses it, an attempt on the other rails posts it again.
+    #[inline(always)]
+    fn post_on_one_rail(&mut self, only: usize) {
+        let Self { base: Base { verbs, refusal, .. }, wr, .. } = self;
+        if let Err(refused) = verbs.nic.post_list(verbs.data_qp(only), wr, 0, refusal)
+            && self.refused_on_rail(only, refused).is_err()
+        {
+            return;
+        }
+        self.advance();
+    }
+
+    /// Goes on after the NIC has refused a message on the queue pair with the index `only`.
+    #[cold]
+    #[inline(never)]
+    fn refused_on_rail(&mut self, only: usize, refused: Refused) -> Result<(), Failed> {
+        let Base { verbs, refusal, .. } = &mut self.base;
+        let error = refusal.take(refused, &verbs.nic, verbs.data_qp(only), self.wr.wrs());
+        self.base.rail_refused(error)
     }
 
     /// Posts the end of the message on all queue pairs but the first.

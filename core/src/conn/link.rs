@@ -7,6 +7,7 @@ use super::stage::Side;
 use super::wire::{DeviceName, Preface, QpInfo};
 use super::{CommSettings, PacketAuth, QPS_MAX, Wire};
 use crate::auth::Session;
+use crate::comm::KEYS_BYTES;
 use crate::error::{Ends, Error};
 use crate::fifo::{DEPTH_NCCL_2_14, SLOT_BYTES};
 use crate::nic::{
@@ -118,6 +119,15 @@ impl<N: Nic> Verbs<N> {
         match N::RAILS_MAX {
             1 => &self.other_qps,
             _ => self.other_qps.get(..self.rails.data_others).unwrap_or(&self.other_qps),
+        }
+    }
+
+    /// The queue pair that carries data with this index.
+    #[inline(always)]
+    pub(crate) fn data_qp(&self, index: usize) -> &N::Qp {
+        match index {
+            0 => &self.qp,
+            _ => self.other_qps.get(index - 1).unwrap_or(&self.qp),
         }
     }
 
@@ -283,12 +293,19 @@ impl<N: Nic> Verbs<N> {
         self.control.addr()
     }
 
+    /// The local key of a buffer on the rail of a queue pair.
+    #[inline(always)]
+    pub(crate) fn lkey_for(&self, qp: &N::Qp, lkey: u32) -> u32 {
+        self.nic.rail_lkey(self.nic.rail_of(qp), lkey)
+    }
+
+    /// The local key of the control memory on the rail of the first queue pair.
     pub(crate) fn control_lkey(&self) -> u32 {
-        self.control_mr.lkey()
+        self.lkey_for(&self.qp, self.control_mr.lkey())
     }
 
     pub(crate) fn control_rkey(&self) -> u32 {
-        self.nic.rail_rkey(self.lead(), self.control_mr.rkey())
+        self.control_rkey_on(self.lead())
     }
 
     /// The QP info for the peer. The caller adds the FIFO.
@@ -353,10 +370,12 @@ impl<N: Nic> Verbs<N> {
 /// one of each kind. With several rails a row has a write of its keys too, and a rail is asked questions.
 fn capacities<N: Nic>(settings: &CommSettings) -> QpCap {
     let (depth, fence) = (u32::from(settings.depth()), u32::from(settings.recovers()));
+    // Over several rails the keys of a slot follow the slot.
+    let slot_bytes = if N::RAILS_MAX == 1 { SLOT_BYTES } else { SLOT_BYTES + KEYS_BYTES };
     QpCap {
         max_send_wr: if N::RAILS_MAX == 1 { 3 * depth + fence } else { 5 * depth + fence + 1 },
         max_recv_wr: depth + fence,
-        max_inline_data: if settings.use_inline { SLOT_BYTES as u32 } else { 0 },
+        max_inline_data: if settings.use_inline { slot_bytes as u32 } else { 0 },
     }
 }
 
@@ -427,7 +446,7 @@ pub(crate) struct Peer {
     /// Payload bytes of a long packet; see [`RtrAttr::long_mtu_bytes`].
     pub(crate) long_mtu_bytes: u32,
     pub(crate) rails: u8,
-    /// The standby rails of both ends together, if both know such rails.
+    /// The standby rails of both ends together, if both ends have several rails.
     pub(crate) standby: Option<RailSet>,
     pub(crate) device: DeviceName,
     /// READs that either end may have outstanding on a queue pair.

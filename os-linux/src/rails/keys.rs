@@ -66,15 +66,19 @@ impl Keys {
     }
 
     /// The local key on a rail; 0 for a number that was not given out.
+    #[inline]
     pub(super) fn lkey(&self, number: u32, rail: usize) -> u32 {
         let row = self.0.row(number);
         row.map_or(0, |row| row.lkeys[rail % RAILS_MAX].load(Ordering::Acquire))
     }
 
-    /// The remote key on a rail; 0 for a number that was not given out.
-    pub(super) fn rkey(&self, number: u32, rail: usize) -> u32 {
+    /// The remote keys on all rails; 0 for a number that was not given out.
+    #[inline]
+    pub(super) fn rkeys(&self, number: u32) -> [u32; RAILS_MAX] {
         let row = self.0.row(number);
-        row.map_or(0, |row| row.rkeys[rail % RAILS_MAX].load(Ordering::Acquire))
+        row.map_or([0; RAILS_MAX], |row| {
+            row.rkeys.each_ref().map(|key| key.load(Ordering::Acquire))
+        })
     }
 }
 
@@ -88,6 +92,7 @@ impl Table {
         free.returned.pop_front()
     }
 
+    #[inline]
     fn row(&self, number: u32) -> Option<&Row> {
         let (chunk, row) = place(number);
         Some(&self.chunks.get(chunk)?.get()?[row])
@@ -123,8 +128,9 @@ mod tests {
         let one = keys.take([(10, 20), (11, 21)].into_iter()).unwrap();
         let two = keys.take([(30, 40)].into_iter()).unwrap();
         assert_eq!((one.number(), two.number()), (1, 2));
-        assert_eq!((keys.lkey(1, 1), keys.rkey(1, 0), keys.rkey(2, 0)), (11, 20, 40));
-        assert_eq!((keys.lkey(0, 0), keys.rkey(999_999, 0), keys.rkey(u32::MAX, 0)), (0, 0, 0));
+        assert_eq!((keys.lkey(1, 1), keys.rkeys(1)[0], keys.rkeys(2)[0]), (11, 20, 40));
+        let none = [0; RAILS_MAX];
+        assert_eq!((keys.lkey(0, 0), keys.rkeys(999_999), keys.rkeys(u32::MAX)), (0, none, none));
     }
 
     #[test]
@@ -133,7 +139,7 @@ mod tests {
         let mut numbers = std::collections::HashSet::new();
         for _ in 0..10 * CHUNK {
             let key = keys.take([(7, 8)].into_iter()).unwrap();
-            assert_eq!((keys.lkey(key.number(), 0), keys.rkey(key.number(), 0)), (7, 8));
+            assert_eq!((keys.lkey(key.number(), 0), keys.rkeys(key.number())[0]), (7, 8));
             assert!(numbers.insert(key.number()));
         }
         assert!(keys.0.chunks[2..].iter().all(|chunk| chunk.get().is_none()));

@@ -126,7 +126,7 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
     pub(super) fn send_group(&mut self) -> Result<(), Failed> {
         let Self { base: Base { route, verbs, refusal, .. }, group, target, .. } = self;
         route.grouped += group.nreqs() as u64;
-        let is_whole = group.is_full() && target.qps == 1 && !self.base.rails.has_several();
+        let is_whole = N::RAILS_MAX == 1 && group.is_full() && target.qps == 1;
         let (list, start) = group.finish(verbs, target, self.row);
         if !is_whole {
             return self.post_group_parts(start);

@@ -116,7 +116,7 @@ impl<N: Nic> Verbs<N> {
 
     /// The key of the control memory for a peer on a rail.
     pub(crate) fn control_rkey_on(&self, rail: usize) -> u32 {
-        self.nic.rail_rkey(rail, self.control_mr.rkey())
+        self.nic.rail_rkeys(self.control_mr.rkey())[rail % RAILS_MAX]
     }
 
     /// The queue pairs and the port of a rail, for the peer.
@@ -168,7 +168,8 @@ impl<N: Nic> Verbs<N> {
 
     /// Takes the number of rails that both ends have, and the standby rails of both.
     pub(crate) fn agree_on_rails(&mut self, peer: &Peer) {
-        let of_peer = if peer.recovers { usize::from(peer.rails) } else { 1 };
+        let is_known = peer.recovers && peer.standby.is_some();
+        let of_peer = if is_known { usize::from(peer.rails) } else { 1 };
         let fitting = QPS_MAX / self.rails.qps.max(1);
         let count = self.nic.rails().min(of_peer).min(fitting).max(1);
         self.rails.count = count;
@@ -176,13 +177,6 @@ impl<N: Nic> Verbs<N> {
         let own = self.nic.rails();
         if count < own {
             info!("{}: {count} of {own} rails are used: the peer has no more", self.nic.name());
-        }
-        let is_known = count == 1 || peer.standby.is_some();
-        if !is_known && self.own_standby().is_some_and(|rails| !rails.is_empty()) {
-            let name = self.nic.name();
-            warn!(
-                "{name}: the peer's version of Invar knows no standby rails: all rails carry data"
-            );
         }
     }
 }

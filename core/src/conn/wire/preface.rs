@@ -23,10 +23,11 @@ const ECE: u32 = 1 << 1;
 const RECOVERY: u32 = 1 << 2;
 /// Feature: this end answers a peer that asks what it waits for.
 const VIEWS: u32 = 1 << 3;
-/// Feature: this end keeps standby rails, of either end, free of data while another rail works.
-const STANDBY: u32 = 1 << 4;
 /// Feature: the acceptor's message is followed by the time of its clock, if both ends have this feature.
 const TIME: u32 = 1 << 5;
+/// Feature: this end has several rails, and lays out their keys as this version does. Bit 4 meant another
+/// layout.
+const RAILS: u32 = 1 << 6;
 
 /// The preface on the wire, little-endian.
 ///
@@ -107,7 +108,7 @@ pub struct Preface {
     /// The rail that this message describes.
     pub rail: u8,
     /// The rails that this end wants to keep for the time when no other rail works: one bit for each. `None`
-    /// from an end that has one rail, or knows no such rails.
+    /// from an end that has one rail, or whose version has another layout of keys.
     pub standby: Option<u8>,
     /// Name of this end's device.
     pub device: DeviceName,
@@ -135,12 +136,12 @@ impl Preface {
         let ece = if self.ece.is_some() { ECE } else { 0 };
         let recovery = if self.recovers { RECOVERY } else { 0 };
         let views = if self.shares_views { VIEWS } else { 0 };
-        let standby = if self.standby.is_some() { STANDBY } else { 0 };
+        let rails = if self.standby.is_some() { RAILS } else { 0 };
         let time = if self.tells_time { TIME } else { 0 };
         PrefaceBytes {
             fifo_depth: self.fifo_depth.into(),
             qp_count: self.qp_count.into(),
-            features: (GROUP_SIZES | ece | recovery | views | standby | time).into(),
+            features: (GROUP_SIZES | ece | recovery | views | time | rails).into(),
             options: self.options.bits().into(),
             udp_port: self.udp_port.into(),
             renewal_port: self.renewal_port.into(),
@@ -188,7 +189,7 @@ impl Preface {
             long_mtu_bytes: b.long_mtu_bytes.get(),
             rails: b.rails.clamp(1, RAILS_MAX as u8),
             rail: b.rail % RAILS_MAX as u8,
-            standby: (b.features.get() & STANDBY != 0).then_some(b.standby),
+            standby: (b.features.get() & RAILS != 0).then_some(b.standby),
             device: decode(&b.device),
         })
     }
