@@ -46,18 +46,18 @@ _NAMES = {
     torch.float32: "float32",
     torch.float64: "float64",
 }
-_OPS = [
-    (dist.ReduceOp.SUM, "sum"),
-    (dist.ReduceOp.AVG, "avg"),
-    (dist.ReduceOp.MAX, "max"),
-    (dist.ReduceOp.MIN, "min"),
-    (dist.ReduceOp.PRODUCT, "prod"),
-]
-_BITWISE = [
-    (dist.ReduceOp.BAND, torch.bitwise_and),
-    (dist.ReduceOp.BOR, torch.bitwise_or),
-    (dist.ReduceOp.BXOR, torch.bitwise_xor),
-]
+# The library's name of a reduction, or the function that reduces the gathered tensors. A reduction hashes to its
+# number, whichever of PyTorch's two types it has. To compare one with each of these takes microseconds.
+_OPS = {
+    hash(dist.ReduceOp.SUM): "sum",
+    hash(dist.ReduceOp.AVG): "avg",
+    hash(dist.ReduceOp.MAX): "max",
+    hash(dist.ReduceOp.MIN): "min",
+    hash(dist.ReduceOp.PRODUCT): "prod",
+    hash(dist.ReduceOp.BAND): torch.bitwise_and,
+    hash(dist.ReduceOp.BOR): torch.bitwise_or,
+    hash(dist.ReduceOp.BXOR): torch.bitwise_xor,
+}
 # The or of truth values is their maximum, and the and their minimum.
 _OF_TRUTH = {"sum": "max", "prod": "min"}
 # The threads that complete futures, until the program ends, and the lock of both.
@@ -68,6 +68,8 @@ _program_ends = False
 _COMPLETED_WITHIN = 5.0
 # C++ calls a work that it got from Python as long as the object of Python lives.
 _WORKS_KEPT = 16
+# A list of outputs of at least these bytes each is filled by broadcasts, since a copy would take longer.
+_LONG = 1 << 20
 
 
 def _lent(tensor):
@@ -102,17 +104,37 @@ def _apart(tensor, other):
     return tensor.clone() if _overlap(tensor, other) else tensor
 
 
-def _bitwise(op):
-    """The function of a bitwise reduction, or None."""
-    return next((function for known, function in _BITWISE if op == known), None)
+def _is_plain(tensor, dtype):
+    """Whether the library can receive numbers of a type into the tensor."""
+    return tensor.is_contiguous() and tensor.dtype is dtype
+
+
+def _joined(outputs, dtype):
+    """One tensor over outputs that lie side by side in memory, or None."""
+    first = outputs[0]
+    start, size = first.data_ptr(), _bytes(first)
+    for i, output in enumerate(outputs):
+        if output.data_ptr() != start + i * size or not _is_plain(output, dtype):
+            return None
+    with contextlib.suppress(RuntimeError):
+        # This fails if the memory is that of several tensors.
+        return first.as_strided((len(outputs) * first.numel(),), (1,))
+
+
+def _reduction(op, dtype):
+    """The library's name of a reduction, or the function of a bitwise one."""
+    reduction = _OPS.get(hash(op))
+    if reduction is None:
+        raise ValueError(f"the backend invar has no reduction {op}")
+    return _OF_TRUTH.get(reduction, reduction) if dtype is torch.bool else reduction
 
 
 def _name(op, dtype):
     """The library's name of a reduction."""
-    name = next((name for known, name in _OPS if op == known), None)
-    if name is None:
-        raise ValueError(f"the backend invar has no reduction {op}")
-    return _OF_TRUTH.get(name, name) if dtype is torch.bool else name
+    name = _reduction(op, dtype)
+    if not isinstance(name, str):
+        raise ValueError(f"the backend invar has no reduction {op} here")
+    return name
 
 
 def _reducible(tensor):
@@ -295,31 +317,28 @@ class ProcessGroupInvar(dist.ProcessGroup):
                 _start_settler(self._unsettled)
         self._unsettled.put(work)
 
-    def _reduced(self, tensor, op, into, add):
-        """Starts a reduction of `tensor` into another one. `add(calls, data, name)` adds the call."""
-        data = _reducible(tensor)
-        name = _name(op, tensor.dtype)
-        finish = None
-        if data is not tensor:
-            finish = lambda: into.copy_(data)
-        return self._run([into], lambda calls: add(calls, _lent(data), name), finish)
+    def _reduce(self, tensor, op, add, has_result=True):
+        """Starts a reduction of a tensor in place. `add(calls, data, name)` adds the call. `has_result` says
+        whether this rank gets the result."""
+        reduction = _reduction(op, tensor.dtype)
+        if isinstance(reduction, str):
+            data = _reducible(tensor)
+            finish = None if data is tensor else lambda: tensor.copy_(data)
+            return self._run([tensor], lambda calls: add(calls, _lent(data), reduction), finish)
+        gathered = tensor.new_empty((self._size, *tensor.shape))
+        finish = lambda: tensor.copy_(functools.reduce(reduction, gathered.unbind()))
+        return self._run(
+            [tensor],
+            lambda calls: calls.all_gather(_lent(tensor), _lent(gathered)),
+            finish if has_result else None,
+        )
 
     def allreduce(self, tensors, opts=None):
         tensor = _only([tensors] if isinstance(tensors, torch.Tensor) else tensors)
         op = getattr(opts, "reduceOp", dist.ReduceOp.SUM if opts is None else opts)
-        function = _bitwise(op)
-        if function is None:
-            add = lambda calls, data, name: calls.all_reduce(data, op=name)
-            return self._reduced(tensor, op, tensor, add)
-        gathered, finish = self._gathered(tensor, function, tensor)
-        return self._run(
-            [tensor], lambda calls: calls.all_gather(_lent(tensor), _lent(gathered)), finish
+        return self._reduce(
+            tensor, op, lambda calls, data, name: calls.all_reduce(data, op=name)
         )
-
-    def _gathered(self, tensor, function, into):
-        """Memory for the tensors of all ranks, and the function that reduces them."""
-        gathered = tensor.new_empty((self._size, *tensor.shape))
-        return gathered, lambda: into.copy_(functools.reduce(function, gathered.unbind()))
 
     def allreduce_coalesced(self, tensors, opts=None):
         op = dist.ReduceOp.SUM if opts is None else opts.reduceOp
@@ -342,16 +361,8 @@ class ProcessGroupInvar(dist.ProcessGroup):
 
     def reduce(self, tensors, opts):
         tensor, root, op = _only(tensors), opts.rootRank, opts.reduceOp
-        function = _bitwise(op)
-        if function is None:
-            add = lambda calls, data, name: calls.reduce(data, op=name, root=root)
-            return self._reduced(tensor, op, tensor, add)
-        gathered, finish = self._gathered(tensor, function, tensor)
-        return self._run(
-            [tensor],
-            lambda calls: calls.all_gather(_lent(tensor), _lent(gathered)),
-            finish if self._rank == root else None,
-        )
+        add = lambda calls, data, name: calls.reduce(data, op=name, root=root)
+        return self._reduce(tensor, op, add, self._rank == root)
 
     def allgather(self, output_lists, inputs, opts=None):
         return self._gather_all([_only(output_lists)], [_only(inputs)])
@@ -363,21 +374,43 @@ class ProcessGroupInvar(dist.ProcessGroup):
         return self._gather_all([list(outputs) for outputs in zip(*output_lists)], inputs)
 
     def _gather_all(self, output_lists, inputs):
-        flat = [tensor.new_empty((self._size, *tensor.shape)) for tensor in inputs]
         for outputs, tensor in zip(output_lists, inputs):
             if len(outputs) != self._size or any(each.numel() != tensor.numel() for each in outputs):
                 raise ValueError(f"all_gather: {self._size} outputs as long as the input are needed")
+        copies = []
 
         def fill(calls):
-            for tensor, gathered in zip(inputs, flat):
-                calls.all_gather(_lent(tensor), _lent(gathered))
+            for outputs, tensor in zip(output_lists, inputs):
+                # All ranks decide alike, by the size alone.
+                if _bytes(tensor) >= _LONG:
+                    self._add_broadcasts(calls, tensor, outputs, copies)
+                    continue
+                whole = _joined(outputs, tensor.dtype)
+                if whole is None:
+                    whole = tensor.new_empty((self._size, *tensor.shape))
+                    copies.extend(zip(outputs, whole))
+                self._add_all_gather(calls, tensor, whole)
 
         def finish():
-            for outputs, gathered in zip(output_lists, flat):
-                for output, data in zip(outputs, gathered):
-                    output.copy_(data.view_as(output))
+            for output, data in copies:
+                output.copy_(data.view_as(output))
 
         return self._run(output_lists, fill, finish)
+
+    def _add_broadcasts(self, calls, tensor, outputs, copies):
+        """Adds a broadcast of each rank's tensor into its output. `copies` gets the copies to make afterwards."""
+        own = outputs[self._rank]
+        if own.data_ptr() != tensor.data_ptr() and any(_overlap(tensor, each) for each in outputs):
+            tensor = tensor.clone()
+        for root, output in enumerate(outputs):
+            data = output
+            if not _is_plain(output, tensor.dtype):
+                data = tensor.new_empty(tensor.shape)
+                copies.append((output, data))
+            if root == self._rank and data.data_ptr() != tensor.data_ptr():
+                calls.broadcast(_lent(tensor), _lent(data), root=root)
+            else:
+                calls.broadcast(_lent(data), root=root)
 
     def _allgather_base(self, output, tensor, opts=None):
         return self._run([output], lambda calls: self._add_all_gather(calls, tensor, output))
@@ -425,7 +458,7 @@ class ProcessGroupInvar(dist.ProcessGroup):
 
     def _reduce_scatter_base(self, output, tensor, opts=None):
         op = dist.ReduceOp.SUM if opts is None else opts.reduceOp
-        if _bitwise(op) is not None or output.dtype is torch.int16:
+        if not isinstance(_reduction(op, tensor.dtype), str) or output.dtype is torch.int16:
             whole = tensor.clone(memory_format=torch.contiguous_format)
             work, rank = self.allreduce([whole], op), self._rank
             block = lambda: output.copy_(whole.view(self._size, -1)[rank].view_as(output))
@@ -454,12 +487,13 @@ class ProcessGroupInvar(dist.ProcessGroup):
         return self.alltoall(outputs, inputs)
 
     def alltoall(self, outputs, inputs, opts=None):
-        def fill(calls):
-            for peer, (output, tensor) in enumerate(zip(outputs, inputs)):
-                calls.send(_lent(tensor), peer)
-                calls.recv(_lent(output), peer)
-
+        fill = lambda calls: self._add_all_to_all(calls, outputs, inputs)
         return self._run(list(outputs), fill)
+
+    def _add_all_to_all(self, calls, outputs, inputs):
+        for peer, (output, tensor) in enumerate(zip(outputs, inputs)):
+            calls.send(_lent(tensor), peer)
+            calls.recv(_lent(output), peer)
 
     def barrier(self, opts=None):
         return self._run([], lambda calls: calls.barrier())

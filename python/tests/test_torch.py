@@ -209,6 +209,30 @@ class Torch(unittest.TestCase):
         """
         self.succeed(3, code, "")
 
+    def test_outputs_of_any_kind_are_filled_at_any_length(self):
+        code = """
+        # Float32 of some bytes, and of more than a mebibyte.
+        for n in [6, 300_000]:
+            own, want = torch.full((n,), rank + 1.), torch.arange(1., size + 1)
+            def check(outputs, data=own):
+                dist.all_gather(outputs, data)
+                got = torch.stack([output.reshape(-1)[[0, -1]].float() for output in outputs])
+                assert torch.equal(got, want[:, None].expand(-1, 2)), (n, got)
+            whole = torch.zeros(size, n)
+            check(list(whole.unbind()))
+            check(list(whole.flip(0).unbind()))
+            check([torch.zeros(n) for _ in range(size)])
+            check([torch.zeros(n, 2)[:, 0] for _ in range(size)])
+            # The ranks' outputs are of different kinds.
+            check(list(whole.unbind()) if rank else [torch.zeros(2, n // 2).t() for _ in range(size)])
+            # The input is an output, its own or that of another rank.
+            for place in range(size):
+                outputs = [torch.zeros(n) for _ in range(size)]
+                outputs[place].fill_(rank + 1.)
+                check(outputs, outputs[place])
+        """
+        self.succeed(3, code, "")
+
     def test_a_callback_of_a_future_may_wait_for_another_future(self):
         code = """
         def second(future):

@@ -41,7 +41,7 @@ def operations(n):
     """The operations on `n` bytes: the name, the call of torch.distributed, that of Communicator."""
     one, many = torch.ones(n // 4), torch.ones(max(n // 4 // SIZE, 1) * SIZE)
     block, other = torch.ones(len(many) // SIZE), torch.ones(len(many))
-    blocks = list(many.split(len(block)))
+    blocks = [torch.ones(len(block)) for _ in range(SIZE)]
     scatter = getattr(dist, "reduce_scatter_tensor", None) or dist._reduce_scatter_base
     # The same memory, for `Communicator`.
     one_, many_, block_, other_ = (tensor.numpy() for tensor in (one, many, block, other))
