@@ -79,8 +79,7 @@ impl Receiving {
     }
 }
 
-/// The bit that marks the `wr_id` of a group. The sign bit serves as this mark, so one instruction
-/// tests it.
+/// The bit that marks the `wr_id` of a group.
 pub(super) const GROUP: u64 = 1 << 63;
 
 /// Books the completions of sends. Each queue pair brings one completion for a single message or for a
