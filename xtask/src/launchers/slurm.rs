@@ -95,10 +95,12 @@ impl Slurm {
             self.directory.join("cgroup.conf"),
             format!("CgroupPlugin=cgroup/v1\nCgroupMountpoint={root}/cgroup\nCgroupAutomount=no\n"),
         )?;
+        // The plugin for PMIx makes a folder in `TmpFS`, and fails if the other node has made this folder before.
         let text = format!(
             "ClusterName=invar\nSlurmctldHost={controller}\nAuthType=auth/munge\n\
              AuthInfo=socket={root}/munge/socket\nCredType=cred/munge\nSlurmUser=root\n\
              SlurmdUser=root\nStateSaveLocation={root}/state\nSlurmdSpoolDir={root}/spool-%n\n\
+             TmpFS={root}/spool-%n\n\
              SlurmctldPidFile={root}/slurmctld.pid\nSlurmdPidFile={root}/slurmd-%n.pid\n\
              ProctrackType=proctrack/linuxproc\nTaskPlugin=task/none\nSelectType=select/linear\n\
              SlurmdParameters=config_overrides\nReturnToService=2\nMpiDefault=none\n\
