@@ -29,10 +29,12 @@ pub(crate) fn run(packages: &Path, work: &Path) -> Result<()> {
             outcomes.push(("deb", debian(&root, &found(".deb")?)));
             outcomes.push(("tarball", tarball(&root, &found(".tar.gz")?)));
             outcomes.push(("rpm", rpm(&root, &found(".rpm")?)));
+            // The last one, since it installs Python in the root.
+            outcomes.push(("wheel in a clean root", wheel::check_in(&root, &found(".whl")?)));
         }
         Err(error) => {
             let why = format!("no clean root: {error:#}");
-            outcomes.push(("deb, tarball and rpm", Ok(Outcome::Skipped(why))));
+            outcomes.push(("deb, tarball, rpm, wheel in a clean root", Ok(Outcome::Skipped(why))));
         }
     }
     outcomes.push(("crates", compiled(work)));
@@ -81,12 +83,12 @@ fn debian(root: &Root, package: &Path) -> Result<Outcome> {
     root.leaves_nothing(|| {
         let copy = root.path().join("tmp/invar.deb");
         fs::copy(package, &copy).with_context(|| copy.display().to_string())?;
-        root.run("dpkg --install /tmp/invar.deb")?;
+        root.run(&["dpkg", "--install", "/tmp/invar.deb"])?;
         fs::remove_file(&copy).with_context(|| copy.display().to_string())?;
-        root.run("dpkg --verify invar")?;
-        let lines = job(root, "invar")?;
+        root.run(&["dpkg", "--verify", "invar"])?;
+        let lines = job(&|words| root.run(words), "invar")?;
         ensure!(!lines.contains("LD_LIBRARY_PATH"), "the loader does not find the plugin: {lines}");
-        root.run("dpkg --purge invar").map(drop)
+        root.run(&["dpkg", "--purge", "invar"]).map(drop)
     })?;
     Ok(Outcome::Passed("dpkg installed it on Debian 12, it ran, and purge left nothing".to_owned()))
 }
@@ -100,7 +102,7 @@ fn tarball(root: &Root, package: &Path) -> Result<Outcome> {
         let entry = fs::read_dir(&target)?.next().context("tar extracted nothing")??;
         let name = entry.file_name();
         let name = name.to_str().context("the folder's name is UTF-8")?;
-        let lines = job(root, &format!("/opt/{name}/bin/invar"))?;
+        let lines = job(&|words| root.run(words), &format!("/opt/{name}/bin/invar"))?;
         ensure!(lines.contains(&format!("/opt/{name}/lib")), "another plugin is named: {lines}");
         Ok(fs::remove_dir_all(entry.path())?)
     })?;
@@ -122,7 +124,7 @@ fn rpm(root: &Root, package: &Path) -> Result<Outcome> {
         let path = package.to_str().context("the path of target is UTF-8")?;
         rpm(&["--install", "--nodeps", path])?;
         rpm(&["--verify", "--nodeps", "invar"])?;
-        let lines = job(root, "invar")?;
+        let lines = job(&|words| root.run(words), "invar")?;
         ensure!(lines.contains("LD_LIBRARY_PATH=/usr/lib64"), "another plugin is named: {lines}");
         rpm(&["--erase", "invar"]).map(drop)
     })?;
@@ -131,14 +133,20 @@ fn rpm(root: &Root, package: &Path) -> Result<Outcome> {
     Ok(Outcome::Passed(text.to_owned()))
 }
 
-/// A program that fails unless the library of `invar run` is loaded into it.
-const PRELOADED: [&str; 4] = ["grep", "-q", "lib/invar/libibverbs.so.1", "/proc/self/maps"];
+/// Runs the words of a command, and returns what it prints.
+type Run<'a> = &'a dyn Fn(&[&str]) -> Result<String>;
 
-/// The jobs of an installation: move messages between two processes, run a program with Invar's
-/// libibverbs, and load the plugin. Returns the lines of `invar env`.
-fn job(root: &Root, command: &str) -> Result<String> {
-    root.run(&format!("{command} perf --min-bytes 8 --max-bytes 64K --factor 64 --iters 50"))?;
-    root.run(&format!("{command} run -- {}", PRELOADED.join(" ")))?;
+/// The jobs of an installation: move messages between two processes, sum over two ranks, run a program
+/// with Invar's libibverbs, and load the plugin. Returns the lines of `invar env`.
+fn job(run: Run<'_>, command: &str) -> Result<String> {
+    let invar = |args: &str| {
+        let args: Vec<&str> = args.split_whitespace().collect();
+        run(&[&[command], &args[..]].concat())
+    };
+    invar("perf --min-bytes 8 --max-bytes 64K --factor 64 --iters 50")?;
+    invar("coll all_reduce --min-bytes 8 --max-bytes 64K --factor 64 --iters 50")?;
+    // Fails unless the library is loaded into the program.
+    invar("run -- grep -q lib/invar/libibverbs.so.1 /proc/self/maps")?;
     // Loads the plugin, and fails if it does not load.
-    root.run(&format!("{command} env"))
+    invar("env")
 }

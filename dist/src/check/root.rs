@@ -51,14 +51,14 @@ impl Root {
         &self.0
     }
 
-    /// Runs a command line in the root, and returns what it prints. Its processes and mounts are in
+    /// Runs a command in the root, and returns what it prints. Its processes and mounts are in
     /// namespaces of their own, which end with it.
-    pub(super) fn run(&self, line: &str) -> Result<String> {
+    pub(super) fn run(&self, words: &[&str]) -> Result<String> {
         let limit = ["--kill-after=5", COMMAND_SECONDS_MAX];
         let spaces = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"];
         let mut command = shell::command("timeout", &[&limit[..], &spaces].concat())?;
         command.arg("--root").arg(&self.0).args(["env", "--ignore-environment"]);
-        command.args(["PATH=/usr/sbin:/usr/bin:/sbin:/bin", "sh", "-c", line]);
+        command.arg("PATH=/usr/sbin:/usr/bin:/sbin:/bin").args(words);
         shell::read(command)
     }
 
