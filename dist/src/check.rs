@@ -1,5 +1,6 @@
 //! Installs each package in a clean root, runs it, removes it, and looks for what is left.
 
+mod container;
 mod root;
 mod wheel;
 
@@ -29,12 +30,16 @@ pub(crate) fn run(packages: &Path, work: &Path) -> Result<()> {
             outcomes.push(("deb", debian(&root, &found(".deb")?)));
             outcomes.push(("tarball", tarball(&root, &found(".tar.gz")?)));
             outcomes.push(("rpm", rpm(&root, &found(".rpm")?)));
+            outcomes.push(("container", container::check(&root, packages, &work.join("image"))));
             // The last one, since it installs Python in the root.
             outcomes.push(("wheel in a clean root", wheel::check_in(&root, &found(".whl")?)));
         }
         Err(error) => {
             let why = format!("no clean root: {error:#}");
-            outcomes.push(("deb, tarball, rpm, wheel in a clean root", Ok(Outcome::Skipped(why))));
+            outcomes.push((
+                "deb, tarball, rpm, container, wheel in a clean root",
+                Ok(Outcome::Skipped(why)),
+            ));
         }
     }
     outcomes.push(("crates", compiled(work)));

@@ -10,7 +10,7 @@ use crate::shell::Shell;
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Also install, run and remove each package, as far as this machine can. This needs root, and
-    /// debootstrap, rpm and python3.
+    /// debootstrap, rpm, buildah and python3.
     #[arg(long)]
     check: bool,
 }
