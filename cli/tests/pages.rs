@@ -1,7 +1,13 @@
-//! The commands on the pages of the repository are commands that `invar` takes.
+//! The commands on the pages of the repository are commands that `invar` takes. Blocks with the fence `sh,run` are run.
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use invar_testkit::shell::clean;
+
+/// A block takes a quarter of this time on a busy machine of two processors.
+const BLOCK_SECONDS_MAX: &str = "60";
 
 /// The pages in the repository's root and in `docs`.
 fn pages() -> Vec<PathBuf> {
@@ -11,22 +17,37 @@ fn pages() -> Vec<PathBuf> {
     all.filter(|path| path.extension().is_some_and(|extension| extension == "md")).collect()
 }
 
-/// The lines of a page's blocks of shell commands, with their numbers.
-fn shell_lines(text: &str) -> Vec<(usize, &str)> {
+/// A block of shell commands.
+struct ShellBlock<'a> {
+    /// The number of the line with the fence.
+    number: usize,
+    /// Whether the block is marked as one that runs on any machine.
+    is_run: bool,
+    lines: Vec<&'a str>,
+}
+
+fn shell_blocks(text: &str) -> Vec<ShellBlock<'_>> {
     let (mut in_shell, mut in_other) = (false, false);
-    let mut lines = Vec::new();
+    let mut blocks: Vec<ShellBlock<'_>> = Vec::new();
     for (number, line) in (1..).zip(text.lines()) {
         match line.trim() {
-            "```sh" | "```console" if !in_other => in_shell = true,
+            fence @ ("```sh" | "```sh,run" | "```console") if !in_other => {
+                in_shell = true;
+                blocks.push(ShellBlock {
+                    number,
+                    is_run: fence.ends_with(",run"),
+                    lines: Vec::new(),
+                });
+            }
             fence if fence.starts_with("```") => {
                 in_other = !in_shell && !in_other;
                 in_shell = false;
             }
-            _ if in_shell => lines.push((number, line)),
+            _ if in_shell => blocks.last_mut().expect("its fence").lines.push(line),
             _ => {}
         }
     }
-    lines
+    blocks
 }
 
 /// The arguments of `invar` in a line, if it runs the command: behind a launcher, in `$(…)`, or by cargo.
@@ -51,7 +72,9 @@ fn every_command_on_a_page_is_one() {
     let mut commands = 0;
     for page in pages() {
         let text = fs::read_to_string(&page).expect("text");
-        for (number, line) in shell_lines(&text) {
+        let blocks = shell_blocks(&text);
+        let lines = blocks.iter().flat_map(|block| (block.number + 1..).zip(&block.lines));
+        for (number, line) in lines {
             let Some(arguments) = arguments(line) else { continue };
             let parsed = invar_cli::definition()
                 .try_get_matches_from(["invar"].into_iter().chain(arguments.iter().copied()));
@@ -65,11 +88,47 @@ fn every_command_on_a_page_is_one() {
 }
 
 #[test]
+fn every_block_that_is_marked_to_run_runs() {
+    let folder = std::env::temp_dir().join(format!("invar-pages-{}", std::process::id()));
+    fs::create_dir_all(&folder).expect("a folder");
+    let command = Path::new(env!("CARGO_BIN_EXE_invar"));
+    let path = std::env::var("PATH").expect("a PATH");
+    let path = format!("{}:{path}", command.parent().expect("a folder").display());
+    let (mut runs, mut failed) = (0, Vec::new());
+    for page in pages() {
+        let text = fs::read_to_string(&page).expect("text");
+        for block in shell_blocks(&text).into_iter().filter(|block| block.is_run) {
+            let mut bash = Command::new("timeout");
+            bash.args([BLOCK_SECONDS_MAX, "bash", "-ec"]).arg(block.lines.join("\n"));
+            bash.current_dir(&folder).env("PATH", &path).stdin(Stdio::null());
+            let output = clean(&mut bash).output().expect("bash");
+            let [stdout, stderr] =
+                [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
+            let place = format!("{}:{}", page.display(), block.number);
+            runs += 1;
+            if !output.status.success() {
+                failed.push(format!("{place}: {}\n{stdout}{stderr}", output.status));
+            }
+        }
+    }
+    fs::remove_dir_all(&folder).expect("the folder");
+    assert!(failed.is_empty(), "{}", failed.concat());
+    assert!(runs >= 4, "{runs} blocks are marked");
+}
+
+#[test]
 fn commands_are_found_behind_launchers_and_in_substitutions() {
     assert_eq!(arguments("srun -N 2 invar perf   # a pair"), Some(vec!["perf"]));
     assert_eq!(arguments("eval \"$(invar env)\""), Some(vec!["env"]));
     assert_eq!(arguments("cargo run -p invar-cli -- perf"), Some(vec!["perf"]));
     assert_eq!(arguments("A=b invar coll all_reduce | head"), Some(vec!["coll", "all_reduce"]));
     assert_eq!(arguments("docker build -t invar -f x"), None);
-    assert_eq!(shell_lines("a\n```sh\nb\n```\n```text\nc\n```\n"), [(3, "b")]);
+}
+
+#[test]
+fn blocks_of_other_languages_are_no_commands() {
+    let page = "a\n```sh\nb\n```\n```text\nx\n```\n```sh,run\nc\n```\n";
+    let blocks = shell_blocks(page);
+    let found = blocks.iter().map(|block| (block.number, block.is_run, &block.lines[..]));
+    assert!(found.eq([(2, false, &["b"][..]), (8, true, &["c"])]));
 }
