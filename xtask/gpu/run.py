@@ -28,10 +28,14 @@ MACHINE = [
     "nvidia-smi topo -m",
     "rdma link",
 ]
+COLLNET = "Invar's collNet over TCP"
+# NCCL has no other algorithm left, and so fails or warns if it cannot use collNet.
+ONLY_COLLNET = {"NCCL_COLLNET_ENABLE": "1", "NCCL_ALGO": "CollnetDirect,CollnetChain"}
 # The networks that take turns: a name, and variables beside those of `invar env`.
 NETWORKS = [
     ("Invar over TCP", {"INVAR_TRANSPORT": "socket"}),
     ("Invar over the software NIC", {"INVAR_TRANSPORT": "soft"}),
+    (COLLNET, {"INVAR_TRANSPORT": "socket", **ONLY_COLLNET}),
     ("NCCL's own socket transport", None),
 ]
 TURNS = 3
@@ -134,6 +138,11 @@ def plugin_variables():
     return json.loads(text)["environment"]
 
 
+def uses_collnet(log):
+    """Whether NCCL's log says that collNet is on, and that NCCL keeps to NCCL_ALGO."""
+    return "NET/Invar : collNet is on" in log and "ignoring NCCL_ALGO" not in log
+
+
 def collectives(report):
     """Runs NCCL's collectives over each network in turns."""
     if importlib.util.find_spec("torch") is None:
@@ -145,9 +154,14 @@ def collectives(report):
         for name, more in NETWORKS:
             own = {"NCCL_NET": "Socket"} if more is None else {**variables, **more}
             command = [sys.executable, HERE / "two_ranks.py"]
+            if name == COLLNET:
+                # NCCL has these algorithms for few operations besides.
+                command += ["--ops", "all_reduce"]
             text = report.check(f"NCCL, turn {turn}: {name}", command, own)
             if more is not None and "NET/Invar : Using" not in text:
                 report.failed.append(f"{name}: NCCL did not take the plugin")
+            if name == COLLNET and not uses_collnet(text):
+                report.failed.append(f"{name}: NCCL did not use collNet")
             for line in text.splitlines():
                 if line.startswith("{"):
                     row = json.loads(line)

@@ -139,9 +139,10 @@ class Ranks:
         return None
 
     def agreed(self, number):
-        """Rank 0's number at all ranks."""
+        """Rank 0's number at all ranks. The sum also works where NCCL has no algorithm but collNet's."""
+        number = number if self.rank == 0 else 0
         shared = self.torch.tensor([number], dtype=self.torch.int64, device=self.device)
-        self.dist.broadcast(shared, 0)
+        self.dist.all_reduce(shared)
         return int(shared.item())
 
     def measure(self, op, size):
