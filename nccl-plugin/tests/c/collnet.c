@@ -1,6 +1,6 @@
 // Drives collNet as NCCL does: several processes open the plugin by name, meet, and reduce.
 //
-//   collnet LIBRARY RANKS brief|full   checks every operation against a naive one; full takes long messages
+//   collnet LIBRARY RANKS brief|full   checks every operation against a naive one; full takes 64 MiB for each too
 //   collnet LIBRARY RANKS big          checks each operation beyond 2^31 bytes
 //   collnet LIBRARY RANKS kill RANK    that rank is killed, and the others hear of it
 //   collnet LIBRARY RANKS close RANK   that rank closes its comm during a collective
@@ -152,8 +152,22 @@ static double reduce(int op, size_t i) {
 // The results repeat themselves, as the inputs do.
 static double results[OPS][8];
 
+static size_t period(int op) {
+  return op == PROD ? (size_t)nranks : 8;
+}
+
 static double reduced(int op, size_t i) {
-  return results[op][i % (op == PROD ? (size_t)nranks : 8)];
+  return results[op][i % period(op)];
+}
+
+// Stores elements of a rank's input, from `first` on. The first period is copied over and over.
+static void fill(unsigned char* to, int type, int op, size_t first, size_t n) {
+  size_t size = BYTES[type], done = n < period(op) ? n : period(op);
+  for (size_t i = 0; i < done; i++) put(to + i * size, type, input(op, first + i, rank));
+  for (size_t more; done < n; done += more) {
+    more = n - done < done ? n - done : done;
+    memcpy(to + done * size, to, more * size);
+  }
 }
 
 static void reduce_all(void) {
@@ -166,6 +180,13 @@ static void check_element(const unsigned char* at, int type, int op, size_t i) {
   double off = got > want ? got - want : want - got;
   int right = TOLERANCE[type] > 0 ? off <= TOLERANCE[type] * want : got == (double)(int64_t)want;
   if (!right) FAIL("type %d, op %d: element %zu is %g, not %g", type, op, i, got, want);
+}
+
+// Checks reduced elements, from `first` on. If they repeat, the first period stands for all.
+static void check_elements(const unsigned char* at, int type, int op, size_t first, size_t n) {
+  size_t size = BYTES[type], behind = period(op);
+  if (n > behind && memcmp(at, at + behind * size, (n - behind) * size) == 0) n = behind;
+  for (size_t i = 0; i < n; i++) check_element(at + i * size, type, op, first + i);
 }
 
 // ---------------------------------------------------------------- what differs by version
@@ -264,10 +285,8 @@ static unsigned char* begin(job_t* job, unsigned char* at) {
   int gathers = job->what == ALLGATHER;
   job->from = job->what == REDUCESCATTER ? all : piece;
   job->to = job->what == REDUCESCATTER ? piece : all;
-  for (size_t i = 0; i < (gathers || job->what == ALLREDUCE ? short_ : long_); i++) {
-    size_t global = job->what == ALLREDUCE ? i : job->offset + (gathers ? first : 0) + i;
-    put(job->from + i * size, job->type, input(job->op, global, rank));
-  }
+  size_t begins = job->what == ALLREDUCE ? 0 : job->offset + (gathers ? first : 0);
+  fill(job->from, job->type, job->op, begins, gathers || job->what == ALLREDUCE ? short_ : long_);
   job->request = NULL;
   for (int done = 0; !done; alarm_clock()) {
     if (job->what == ALLREDUCE) {
@@ -300,15 +319,13 @@ static void check(const job_t* job) {
   size_t size = BYTES[job->type];
   size_t first = piece_start(job, rank), own = piece_start(job, rank + 1) - first;
   size_t n = job->what == ALLREDUCE ? job->count : job->what == ALLGATHER ? job->window : own;
-  for (size_t i = 0; i < n; i++) {
-    if (job->what == ALLGATHER) {
-      size_t global = job->offset + i;
-      double want = input(job->op, global, (int)(global / job->count));
-      if (get(job->to + i * size, job->type) != want) FAIL("gathered element %zu is wrong", i);
-    } else {
-      check_element(job->to + i * size, job->type, job->op, job->what == ALLREDUCE ? i : job->offset + first + i);
-    }
+  for (size_t i = 0; job->what == ALLGATHER && i < n; i++) {
+    size_t global = job->offset + i;
+    double want = input(job->op, global, (int)(global / job->count));
+    if (get(job->to + i * size, job->type) != want) FAIL("gathered element %zu is wrong", i);
   }
+  size_t begins = job->what == ALLREDUCE ? 0 : job->offset + first;
+  if (job->what != ALLGATHER) check_elements(job->to, job->type, job->op, begins, n);
   CHECK(job->in_place || job->to[n * size] == 0x5a);
 }
 
@@ -350,6 +367,13 @@ static void add(job_t job) {
   if (job.parts == 0) job.parts = 1;
   jobs[njobs++] = job;
   if (njobs == WINDOW) flush_jobs();
+}
+
+// Runs a job of many bytes alone. The clock runs for each of them.
+static void run_long(job_t job) {
+  start_of_run = now();
+  add(job);
+  flush_jobs();
 }
 
 // ---------------------------------------------------------------- what is checked
@@ -510,21 +534,20 @@ static void check_all(int full) {
   flush_jobs();
 #endif
   size_t bytes = full ? 64 * (size_t)MIB : 3 * (size_t)MIB + 4;
-  for (int type = full ? 0 : F32; type <= (full ? BF16 : F32); type++) {
-    for (int in_place = 0; in_place < 2; in_place++) {
-      add((job_t){.what = ALLREDUCE, .type = type, .op = SUM, .count = bytes / BYTES[type], .in_place = in_place});
-      flush_jobs();
-    }
-  }
+  int ops = full ? OPS : 1, first_type = full ? I8 : F32, last_type = full ? BF16 : F32;
+  for (int op = 0; op < ops; op++)
+    for (int type = first_type; type <= last_type; type++)
+      for (int in_place = 0; in_place < 2; in_place++)
+        run_long((job_t){.what = ALLREDUCE, .type = type, .op = op, .count = bytes / BYTES[type], .in_place = in_place});
 #if API >= 8
-  size_t block = bytes / 4 / (size_t)nranks;
+  size_t n = (size_t)nranks, block = bytes / BYTES[F32] / n;
   for (int cut = 0; cut < 2; cut++) {
-    size_t window = cut ? block : block * (size_t)nranks, offset = cut ? block / 3 : 0;
+    size_t window = cut ? block : block * n, offset = cut ? block / 3 : 0;
     for (int in_place = 0; in_place <= full; in_place++) {
-      add((job_t){.what = ALLGATHER, .type = F32, .op = SUM, .count = block, .offset = offset, .window = window, .in_place = in_place});
-      flush_jobs();
-      add((job_t){.what = REDUCESCATTER, .type = F32, .op = SUM, .count = block, .offset = offset, .window = window, .in_place = in_place});
-      flush_jobs();
+      job_t job = {.what = ALLGATHER, .type = F32, .op = SUM, .count = block, .offset = offset, .window = window, .in_place = in_place};
+      run_long(job);
+      job.what = REDUCESCATTER;
+      for (job.op = 0; job.op < ops; job.op++) run_long(job);
     }
   }
 #endif
