@@ -11,7 +11,7 @@
 
 #include "check.h"
 
-enum kind { PD, CHANNEL, CQ, MR, AH, SRQ, QP, KINDS };
+enum kind { PD, CHANNEL, CQ, MR, MW, AH, SRQ, QP, KINDS };
 enum { SLOTS = 6, DEPTH = 8, CQ_DEPTH = 1 << 16, INLINE = 16, GRH = 40 };
 /* A message has up to LENGTH bytes from one of the first FIRSTS words on. Each request has an area. */
 enum { SOURCE = 1 << 24, FIRSTS = 1024, LENGTH = 1900, GUARD = 8, AREAS = 512, AREA_BYTES = 2048 };
@@ -21,20 +21,26 @@ enum { ALL_RIGHTS = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCES
 struct object {
     void *handle; /* NULL if there is none */
     struct object *uses[4];
-    unsigned serial;                     /* changes with each RESET, and with each change of a region */
+    unsigned serial; /* changes with each RESET, with each change of a region, and with each bind of a window */
     unsigned posted_sends, posted_recvs; /* without a completion that was polled */
     enum ibv_qp_type type;
     enum ibv_qp_state state;
     int may_read;        /* a queue pair was in RTS */
     struct object *peer; /* of a queue pair, and the peer's serial then */
     unsigned peer_serial;
-    unsigned length, access; /* of a region, whose bytes begin with `memory` */
+    uint64_t begin; /* of a region, or of the part of one that a window shows */
+    unsigned length, access;
+    /* Of a window: */
+    uint32_t key;
+    struct object *shown; /* the region, or NULL */
+    uint64_t bind;        /* the number of a bind whose outcome nobody knows, or 0 */
+    unsigned regions;     /* a bit for each slot whose region the window may show */
 };
 
 /* Where a key and an address lead. */
 struct range {
     int is_named;
-    struct object *mr; /* NULL if no region has the key */
+    struct object *mr; /* a region or a window, NULL if none has the key */
     unsigned serial, access;
     uint64_t addr;
 };
@@ -49,6 +55,11 @@ struct request {
     struct range local, remote;
     unsigned first, length;
     uint64_t before, after; /* the word of an atomic */
+    /* Of a bind: */
+    struct object *window;
+    uint32_t key;
+    unsigned access;
+    int was_open; /* nobody knew the outcome of the bind before */
 };
 
 static struct object objects[KINDS][SLOTS];
@@ -65,7 +76,7 @@ static uint64_t seed, numbers;
 static unsigned serials;
 /* What a run must have met: successes by opcode, and other things. */
 static unsigned succeeded[IBV_WR_ATOMIC_FETCH_AND_ADD + 1];
-static unsigned busy, connected, failed, refused, received, received_writes;
+static unsigned busy, connected, failed, refused, received, received_writes, bound, unbound, through_windows;
 
 static unsigned below(unsigned bound)
 {
@@ -99,13 +110,46 @@ static int is_used(const struct object *object)
     return 0;
 }
 
+static unsigned bit_of(const struct object *mr)
+{
+    return 1u << (mr - objects[MR]);
+}
+
+static int is_window(const struct object *object)
+{
+    return object >= objects[MW] && object < objects[MW] + SLOTS;
+}
+
+/* Whether a window shows a part of the region: 0 for no, 1 for yes, -1 if nobody knows. */
+static int is_shown(const struct object *mr)
+{
+    int answer = 0;
+    for (int slot = 0; slot < SLOTS; slot++) {
+        const struct object *mw = &objects[MW][slot];
+        if (mw->handle && mw->regions & bit_of(mr)) {
+            if (!mw->bind)
+                return 1;
+            answer = -1;
+        }
+    }
+    return answer;
+}
+
+/* Checks the error of a call that needs a region without windows. */
+static void check_shown(const struct object *mr, int error, int was_shown)
+{
+    CHECK(was_shown < 0 ? !error || error == EBUSY : error == (was_shown ? EBUSY : 0));
+    busy += error == EBUSY;
+}
+
 static struct ibv_ah_attr own_address(void)
 {
     struct ibv_ah_attr attr = {.is_global = 1, .port_num = 1, .grh = {.dgid = gid, .hop_limit = 1}};
     return attr;
 }
 
-/* Creates an object of these others, one of which may be wrong. */
+/* Creates an object of these others, one of which may be wrong. The functions for windows in the header follow
+   pointers, so the library's own are called. */
 static void *make(enum kind kind, void *pd, void *send_cq, void *recv_cq, void *other,
                   enum ibv_qp_type type, int access)
 {
@@ -122,6 +166,7 @@ static void *make(enum kind kind, void *pd, void *send_cq, void *recv_cq, void *
     case CHANNEL: return ibv_create_comp_channel(context);
     case CQ: return ibv_create_cq(context, CQ_DEPTH, NULL, other, 0);
     case MR: return ibv_reg_mr(pd, &memory, sizeof memory, access);
+    case MW: return context->ops.alloc_mw(pd, access);
     case AH: return ibv_create_ah(pd, &address);
     case SRQ: return ibv_create_srq(pd, &srq);
     default: return ibv_create_qp(pd, &qp);
@@ -135,6 +180,7 @@ static int end(enum kind kind, void *handle)
     case CHANNEL: return ibv_destroy_comp_channel(handle);
     case CQ: return ibv_destroy_cq(handle);
     case MR: return ibv_dereg_mr(handle);
+    case MW: return context->ops.dealloc_mw(handle);
     case AH: return ibv_destroy_ah(handle);
     case SRQ: return ibv_destroy_srq(handle);
     default: return ibv_destroy_qp(handle);
@@ -147,10 +193,17 @@ static void create(enum kind kind)
     struct object *object = any(kind), made = {.serial = ++serials, .type = types[below(3)]};
     if (object->handle)
         return;
-    made.length = sizeof memory;
-    made.access = below(4) ? ALL_RIGHTS : below(ALL_RIGHTS + 1);
-    if (!(made.access & IBV_ACCESS_LOCAL_WRITE))
-        made.access &= IBV_ACCESS_REMOTE_READ;
+    int access = below(4) ? ALL_RIGHTS : below(ALL_RIGHTS + 1);
+    if (!(access & IBV_ACCESS_LOCAL_WRITE))
+        access &= IBV_ACCESS_REMOTE_READ;
+    if (kind == MR) {
+        access |= below(4) ? IBV_ACCESS_MW_BIND : 0;
+        made.begin = (uintptr_t)&memory;
+        made.length = sizeof memory;
+        made.access = access;
+    } else if (kind == MW) {
+        access = below(4) ? IBV_MW_TYPE_1 : IBV_MW_TYPE_2;
+    }
     /* Most are in one domain, so that requests find regions. */
     if (kind >= MR)
         made.uses[0] = below(4) ? &objects[PD][0] : any(PD);
@@ -172,8 +225,7 @@ static void create(enum kind kind)
                 made.uses[use] = NULL;
             is_whole &= handles[use] || use == 3;
         }
-    made.handle = make(kind, handles[0], handles[1], handles[2], handles[3], made.type,
-                       made.access);
+    made.handle = make(kind, handles[0], handles[1], handles[2], handles[3], made.type, access);
     if (is_whole) {
         CHECK(made.handle);
         *object = made;
@@ -186,12 +238,19 @@ static void destroy(enum kind kind)
 {
     struct object *object = any(kind);
     int expected = !object->handle ? EINVAL : is_used(object) ? EBUSY : 0;
-    CHECK(end(kind, object->handle) == expected);
-    busy += expected == EBUSY;
-    if (!expected) {
+    int was_shown = kind == MR && object->handle ? is_shown(object) : 0, result = end(kind, object->handle);
+    if (was_shown) {
+        check_shown(object, result, was_shown);
+    } else {
+        CHECK(result == expected);
+        busy += expected == EBUSY;
+    }
+    if (!result) {
         former[kind] = object->handle;
         object->handle = NULL;
         object->serial = ++serials;
+        for (int slot = 0; slot < SLOTS && kind == MR; slot++)
+            objects[MW][slot].regions &= ~bit_of(object);
     }
 }
 
@@ -230,9 +289,14 @@ static void reregister(void)
     int flags = all[below(4)], length = below(4) ? sizeof memory : below(sizeof memory);
     int is_right = mr->handle && flags && (!(flags & IBV_REREG_MR_CHANGE_PD) || pd->handle) &&
                    (!(flags & IBV_REREG_MR_CHANGE_TRANSLATION) || length);
+    int was_shown = is_shown(mr);
     int result = ibv_rereg_mr(mr->handle, flags, pd->handle, &memory, length, 0);
-    CHECK(result == (is_right ? 0 : IBV_REREG_MR_ERR_INPUT) && (is_right || errno == EINVAL));
-    if (!is_right)
+    CHECK(!result || result == IBV_REREG_MR_ERR_INPUT);
+    if (is_right)
+        check_shown(mr, result ? errno : 0, was_shown);
+    else
+        CHECK(result && errno == EINVAL);
+    if (result)
         return;
     mr->serial = ++serials;
     if (flags & IBV_REREG_MR_CHANGE_PD)
@@ -374,7 +438,7 @@ static struct range name_bytes(struct object *mr, int access, unsigned length, u
     if (below(32) == 0)
         *addr = (uintptr_t)&memory + sizeof memory - length / 2 / 8 * 8;
     struct range range = {1, region && below(32) ? mr : NULL, mr->serial, access, *addr};
-    *key = !range.mr ? wrong_key() : is_remote ? region->rkey : region->lkey;
+    *key = !range.mr ? wrong_key() : is_window(mr) ? mr->key : is_remote ? region->rkey : region->lkey;
     return range;
 }
 
@@ -389,8 +453,8 @@ static int is_wrong_for(struct range range, unsigned length)
 {
     if (!range.is_named || length == 0 || !is_unchanged(range))
         return 0;
-    return !range.mr || (range.mr->access & range.access) != range.access ||
-           range.addr + length > (uintptr_t)&memory + range.mr->length;
+    return !range.mr || (range.mr->access & range.access) != range.access || range.addr < range.mr->begin ||
+           range.addr + length > range.mr->begin + range.mr->length;
 }
 
 static int is_pending(const struct request *request)
@@ -452,6 +516,15 @@ static void post_receive(struct object *owner, int is_srq)
     posted(request, result, is_wrong);
 }
 
+/* A queue pair takes requests before RTS only if a receive has failed meanwhile. */
+static void check_early(struct object *qp, int result)
+{
+    if (!result && qp->state < IBV_QPS_RTS) {
+        look_at(qp);
+        CHECK(qp->state == IBV_QPS_ERR);
+    }
+}
+
 static void post_send(struct object *qp)
 {
     static const enum ibv_wr_opcode opcodes[] = {
@@ -497,8 +570,10 @@ static void post_send(struct object *qp)
     }
     uint64_t addr = (uintptr_t)(opcode == IBV_WR_RDMA_READ ? source : own);
     uint32_t rkey;
+    struct object *peers_pd = qp->peer ? qp->peer->uses[0] : NULL, *window = any_in(MW, peers_pd);
+    int uses_window = window->handle && !window->bind && (window->shown ? below(2) : below(8) == 0);
     if (is_read || is_write)
-        request->remote = name_bytes(any_in(MR, qp->peer ? qp->peer->uses[0] : NULL),
+        request->remote = name_bytes(uses_window ? window : any_in(MR, peers_pd),
                                      is_atomic  ? IBV_ACCESS_REMOTE_ATOMIC
                                      : is_write ? IBV_ACCESS_REMOTE_WRITE
                                                 : IBV_ACCESS_REMOTE_READ,
@@ -534,11 +609,79 @@ static void post_send(struct object *qp)
         (qp->type == IBV_QPT_UC && !is_unreliable_send && !is_write) ||
         (qp->type == IBV_QPT_UD && (!ah->handle || !is_unreliable_send));
     int result = ibv_post_send(qp->handle, &send, &bad);
-    if (!result && qp->state < IBV_QPS_RTS) {
-        look_at(qp); /* a receive may have failed meanwhile */
-        CHECK(qp->state == IBV_QPS_ERR);
-    }
+    check_early(qp, result);
     posted(request, result, is_wrong || qp->state < IBV_QPS_RTS);
+}
+
+/* Binds a window of type 1 to a part of a region, or to nothing. Some of these binds are wrong. */
+static void bind_window(void)
+{
+    struct object *qp = any(QP), *mr = any_in(MR, qp->uses[0]), *mw = any_in(MW, qp->uses[0]);
+    /* The outcome is open until the completion comes. If the queue pair ends before, it never comes. */
+    struct request *last = &requests[mw->bind % AREAS];
+    if (!qp->handle || (mw->bind && last->number == mw->bind && is_pending(last)))
+        return;
+    look_at(qp);
+    struct request *request = new_request(qp, 0, 16);
+    if (!request)
+        return;
+    request->opcode = IBV_WR_BIND_MW;
+    request->length = below(8) ? mr->length : below(2) ? 0 : below(sizeof memory);
+    request->access = below(4) ? ALL_RIGHTS & ~IBV_ACCESS_LOCAL_WRITE : below(ALL_RIGHTS + 1);
+    int writes = request->access & (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC);
+    int needs = IBV_ACCESS_MW_BIND | (writes ? IBV_ACCESS_LOCAL_WRITE : 0);
+    uint64_t addr = (uintptr_t)&memory + (below(8) ? 0 : below(64));
+    request->local = (struct range){1, mr, mr->serial, needs, addr};
+    /* A peer names the bytes of a window of type 1 by their addresses. */
+    unsigned wrong = below(16) ? 0 : below(2) ? IBV_ACCESS_ZERO_BASED : 1u << 19;
+    struct ibv_mw_bind asked = {.wr_id = request->number, .send_flags = IBV_SEND_SIGNALED};
+    asked.bind_info = (struct ibv_mw_bind_info){mr->handle, addr, request->length, request->access | wrong};
+    struct ibv_mw *window = mw->handle;
+    uint32_t before = window ? window->rkey : 0;
+    int is_wrong = qp->type != IBV_QPT_RC || !window || window->type != IBV_MW_TYPE_1 || wrong ||
+                   (request->length && !mr->handle);
+    int result = context->ops.bind_mw(qp->handle, window, &asked);
+    check_early(qp, result);
+    posted(request, result, is_wrong || qp->state < IBV_QPS_RTS);
+    /* Each bind gives the window its next key. */
+    CHECK(!window || (window->rkey != before) == !result);
+    CHECK(!window || window->rkey >> 8 == before >> 8);
+    if (result)
+        return;
+    request->window = mw;
+    request->key = window->rkey;
+    request->was_open = mw->bind != 0;
+    mw->bind = request->number;
+    mw->serial = ++serials;
+    mw->regions |= request->length ? bit_of(mr) : 0;
+}
+
+/* The completion of a bind. */
+static void check_bind(const struct request *request, const struct ibv_wc *wc)
+{
+    struct object *mw = request->window, *mr = request->local.mr, *pd = request->owner->uses[0];
+    if (!mw->handle || mw->bind != request->number)
+        return; /* the window has ended */
+    int is_right = mw->uses[0] == pd;
+    if (request->length)
+        is_right &= mr->handle && mr->uses[0] == pd && !is_wrong_for(request->local, request->length);
+    if (is_unchanged(request->local))
+        CHECK(wc->status == IBV_WC_SUCCESS ? is_right : !is_right || wc->status != IBV_WC_MW_BIND_ERR);
+    mw->serial = ++serials;
+    if (wc->status == IBV_WC_SUCCESS) {
+        CHECK(wc->opcode == IBV_WC_BIND_MW);
+        mw->shown = request->length ? mr : NULL;
+        mw->begin = request->local.addr;
+        mw->length = request->length;
+        mw->access = request->access;
+        mw->key = request->key;
+        mw->bind = 0;
+        *(request->length ? &bound : &unbound) += 1;
+    } else if (!request->was_open) {
+        mw->bind = 0;
+    }
+    if (!mw->bind)
+        mw->regions = mw->shown ? bit_of(mw->shown) : 0;
 }
 
 static void post(void)
@@ -571,11 +714,12 @@ static void check_sent(const struct request *request, const struct ibv_wc *wc)
         [IBV_WR_ATOMIC_FETCH_AND_ADD] = IBV_WC_FETCH_ADD,
     };
     int is_reliable = request->owner->type == IBV_QPT_RC;
-    /* No window lives that a SEND_WITH_INV or a LOCAL_INV could end. */
+    /* No window of type 2 is bound that a SEND_WITH_INV or a LOCAL_INV could end. */
     CHECK(request->opcode <= IBV_WR_ATOMIC_FETCH_AND_ADD && wc->opcode == opcodes[request->opcode]);
     CHECK(!is_wrong_for(request->local, request->length));
     CHECK(!is_reliable || !is_wrong_for(request->remote, request->length));
     succeeded[request->opcode]++;
+    through_windows += is_reliable && request->length && request->remote.mr && is_window(request->remote.mr);
     const unsigned char *own = area(request);
     uint64_t words[2];
     memcpy(words, own, sizeof words);
@@ -643,7 +787,12 @@ static void complete(const struct ibv_wc *wc)
     request->is_done = 1;
     unsigned *count = request->is_receive ? &owner->posted_recvs : &owner->posted_sends;
     CHECK((*count)-- > 0);
+    int is_bind = !request->is_receive && request->opcode == IBV_WR_BIND_MW;
+    if (is_bind)
+        check_bind(request, wc);
     if (wc->status == IBV_WC_SUCCESS) {
+        if (is_bind)
+            return;
         (request->is_receive ? check_received : check_sent)(request, wc);
         return;
     }
@@ -672,7 +821,8 @@ static int has_met_all(void)
     for (int opcode = 0; opcode <= IBV_WR_ATOMIC_FETCH_AND_ADD; opcode++)
         if (!succeeded[opcode])
             return 0;
-    return busy && connected && failed && refused && received && received_writes;
+    return busy && connected && failed && refused && received && received_writes && bound && unbound &&
+           through_windows;
 }
 
 int main(int count, char **arguments)
@@ -694,7 +844,7 @@ int main(int count, char **arguments)
     /* A busy machine gets more time. */
     for (; calls % 1024 || time(NULL) < until || (!has_met_all() && time(NULL) < until + 60); calls++) {
         enum kind kind = below(KINDS);
-        switch (below(11)) {
+        switch (below(12)) {
         case 0: case 1: create(kind); break;
         case 2: if (below(4) == 0) destroy(kind); break;
         case 3: use_wrong_handle(kind); break;
@@ -702,6 +852,7 @@ int main(int count, char **arguments)
         case 7: case 8: post(); break;
         case 9: poll_all(); break;
         case 10: if (below(4) == 0) reregister(); break;
+        case 11: bind_window(); break;
         }
     }
     for (int kind = KINDS - 1; kind >= 0; kind--)
@@ -712,7 +863,8 @@ int main(int count, char **arguments)
     unsigned all = 0;
     for (int opcode = 0; opcode <= IBV_WR_ATOMIC_FETCH_AND_ADD; opcode++)
         all += succeeded[opcode];
-    printf("%lu calls, %u sends succeeded, %u messages received, %u requests failed, all as promised\n", calls, all,
-           received + received_writes, failed);
+    printf("%lu calls, %u sends succeeded, %u through windows, %u messages received, %u windows bound, "
+           "%u requests failed, all as promised\n",
+           calls, all, through_windows, received + received_writes, bound, failed);
     return 0;
 }
