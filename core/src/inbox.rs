@@ -17,9 +17,9 @@ pub enum FrameError {
 }
 
 /// The bytes before a body.
-pub(crate) trait Header: Copy {
+pub(crate) trait FrameHeader: Copy {
     const BYTES: usize;
-    /// From [`Header::BYTES`] bytes.
+    /// From [`FrameHeader::BYTES`] bytes.
     fn parse(bytes: &[u8]) -> Result<Self, FrameError>;
     /// Bytes of the body; and of another that must be possible too.
     fn body_lens(&self) -> [u32; 2];
@@ -37,7 +37,7 @@ pub(crate) struct Inbox<H> {
     len: usize,
 }
 
-impl<H: Header> Inbox<H> {
+impl<H: FrameHeader> Inbox<H> {
     pub(crate) const fn new() -> Self {
         const { assert!(H::BYTES <= HEADER_BYTES_MAX) };
         Inbox { header: None, bytes: [0; HEADER_BYTES_MAX + BODY_BYTES_MAX], len: 0 }

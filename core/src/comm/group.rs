@@ -3,7 +3,7 @@
 //!
 //! The immediate of a group has one bit for each buffer that received data (`net_ib.cc ncclIbMultiSend`).
 
-use super::post::{Target, WRITE, with_imm};
+use super::post::{SendTarget, WRITE, with_imm};
 use super::route::GROUP;
 use super::send_buf::SendBuf;
 use super::sizes::Sizes;
@@ -44,7 +44,7 @@ const fn all(nreqs: usize) -> u32 {
 
 impl Group {
     /// Creates the group of a comm that sends to `target`.
-    pub(super) const fn new(target: &Target) -> Self {
+    pub(super) const fn new(target: &SendTarget) -> Self {
         let mut wrs = [SendWr { num_sge: NumSge::One, ..WRITE }; END + 1];
         let num_sge = if target.has_sizes() { NumSge::One } else { NumSge::Zero };
         wrs[END] = SendWr { num_sge, ..with_imm(0, 0) };
@@ -156,7 +156,7 @@ impl Group {
     pub(super) fn finish<N: Nic>(
         &mut self,
         verbs: &Verbs<N>,
-        target: &Target,
+        target: &SendTarget,
         row: u8,
     ) -> (&mut SendList<{ END + 1 }>, usize) {
         let mut end = self.wrs.wr(END);

@@ -84,7 +84,7 @@ pub(super) fn next_split<N: Nic>(
 }
 
 /// The destination of a comm's messages.
-pub(super) struct Target {
+pub(super) struct SendTarget {
     pub(super) qps: u32,
     /// Size in bytes of the largest message that is a single work request on each queue pair.
     ar_threshold_bytes: u32,
@@ -97,7 +97,7 @@ pub(super) struct Target {
     sizes_offset: usize,
 }
 
-impl Target {
+impl SendTarget {
     pub(super) fn new<N: Nic>(verbs: &Verbs<N>, sizes: Option<(u64, u32)>) -> Self {
         let qps = u32::from(verbs.qp_count());
         let ar_threshold_bytes = verbs.settings.ar_threshold_bytes;
@@ -109,7 +109,7 @@ impl Target {
         };
         let whole_bytes_max = ar_threshold_bytes.min(first_bytes_max).min(LEN_MAX).into();
         let sizes_offset = sizes_offset(verbs.settings.depth().into());
-        Target { qps, ar_threshold_bytes, whole_bytes_max, sizes, sizes_offset }
+        SendTarget { qps, ar_threshold_bytes, whole_bytes_max, sizes, sizes_offset }
     }
 
     /// Takes the peer's key for the sizes, and the number of queue pairs, of a new attempt on several rails.
@@ -179,7 +179,7 @@ pub(super) const fn with_imm(token: u32, imm_data: u32) -> SendWr {
 pub(super) fn post_single<N: Nic>(
     verbs: &Verbs<N>,
     backlog: &mut Backlog,
-    target: &Target,
+    target: &SendTarget,
     whole: &SendWr,
     row: u8,
     only: Option<usize>,

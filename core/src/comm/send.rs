@@ -13,7 +13,7 @@ use super::Request;
 use super::base::{Base, Failed, Gate, Settled};
 use super::fast::Fast;
 use super::group::Group;
-use super::post::{Target, only_qp, post_single, qps_of, rkey_for, with_imm};
+use super::post::{SendTarget, only_qp, post_single, qps_of, rkey_for, with_imm};
 use super::route::{Sending, Sent};
 use super::row_keys::SlotKeys;
 use super::send_buf::SendBuf;
@@ -39,7 +39,7 @@ pub struct SendComm<N: Nic, S> {
     /// The work request that ends such a message on the other queue pairs, if the first one carries all
     /// its data.
     tail: SendList<1>,
-    pub(super) target: Target,
+    pub(super) target: SendTarget,
     pub(super) group: Group,
     /// Whether the comm has already evaluated the peer's close notice.
     has_heeded: bool,
@@ -50,7 +50,7 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         let offered = usize::from(parts.verbs.settings.depth());
         let depth = parts.peer.as_ref().map_or(offered, |peer| usize::from(peer.fifo_depth));
         let sizes = parts.peer.as_ref().and_then(|peer| peer.sizes);
-        let target = Target::new(&parts.verbs, sizes);
+        let target = SendTarget::new(&parts.verbs, sizes);
         let reqs = RequestRing::new(depth * RECVS_MAX, |_| Sending::default());
         let base = Base::new(parts, Role::Sender, reqs, Sent::new());
         SendComm {

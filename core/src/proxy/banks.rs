@@ -95,16 +95,16 @@ impl<T, B: Banks<BankSlot<T>>> Pool<T, B> {
 
 /// A growing row of elements, limited by the memory of its banks.
 #[derive(Debug)]
-pub(super) struct Row<T, B> {
+pub(super) struct BankRow<T, B> {
     banks: B,
     len: u32,
     element: core::marker::PhantomData<T>,
 }
 
-impl<T, B: Banks<Option<T>>> Row<T, B> {
+impl<T, B: Banks<Option<T>>> BankRow<T, B> {
     /// Creates an empty row in `banks`, which must hold default values.
     pub(super) fn new(banks: B) -> Self {
-        Row { banks, len: 0, element: core::marker::PhantomData }
+        BankRow { banks, len: 0, element: core::marker::PhantomData }
     }
 
     pub(super) fn len(&self) -> u32 {

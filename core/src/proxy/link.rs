@@ -7,13 +7,13 @@ pub(super) use loom::sync::atomic::{AtomicU32, Ordering};
 
 /// The index of a cell, or the end of a list. Zero means the end, so zeroed memory is an empty list.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Link(u32);
+pub(super) struct OpLink(u32);
 
-impl Link {
-    pub(super) const END: Link = Link(0);
+impl OpLink {
+    pub(super) const END: OpLink = OpLink(0);
 
     pub(super) const fn to(index: u32) -> Self {
-        Link(index + 1)
+        OpLink(index + 1)
     }
 
     pub(super) const fn index(self) -> Option<u32> {
@@ -25,6 +25,6 @@ impl Link {
     }
 
     pub(super) const fn from_word(word: u32) -> Self {
-        Link(word)
+        OpLink(word)
     }
 }

@@ -7,7 +7,7 @@
 //! head that has changed and changed back does no harm (there is no ABA problem).
 
 use super::Cell;
-use super::link::{AtomicU32, Link, Ordering};
+use super::link::{AtomicU32, OpLink, Ordering};
 
 /// The head of the list is closed, so the list takes in no more cells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -55,12 +55,12 @@ impl Head {
             if head & CLOSED != 0 {
                 return Err(Closed);
             }
-            last.set_next(Link::from_word(head));
+            last.set_next(OpLink::from_word(head));
             // Release: the process that takes the chain sees its cells as they are now. Later pushes
             // are read-modify-writes, so they continue the release sequence.
             match self.0.compare_exchange_weak(
                 head,
-                Link::to(first).word(),
+                OpLink::to(first).word(),
                 Ordering::Release,
                 Ordering::Relaxed,
             ) {
@@ -71,7 +71,7 @@ impl Head {
     }
 
     /// Takes out all cells. The chain that was pushed last comes first.
-    pub(super) fn take_all(&self) -> Link {
-        Link::from_word(self.0.fetch_and(CLOSED, Ordering::Acquire) & !CLOSED)
+    pub(super) fn take_all(&self) -> OpLink {
+        OpLink::from_word(self.0.fetch_and(CLOSED, Ordering::Acquire) & !CLOSED)
     }
 }

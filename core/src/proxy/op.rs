@@ -1,6 +1,6 @@
 //! An operation, and the cell of shared memory that holds it.
 
-use super::link::{AtomicU32, Link, Ordering};
+use super::link::{AtomicU32, OpLink, Ordering};
 use super::{BANK_LEN, Pattern};
 use crate::math::{Protocol, STEPS};
 
@@ -166,11 +166,11 @@ pub struct Cell {
 static_assertions::const_assert_eq!(size_of::<Cell>(), 64);
 
 impl Cell {
-    pub(super) fn next(&self) -> Link {
-        Link::from_word(self.next.load(Ordering::Relaxed))
+    pub(super) fn next(&self) -> OpLink {
+        OpLink::from_word(self.next.load(Ordering::Relaxed))
     }
 
-    pub(super) fn set_next(&self, next: Link) {
+    pub(super) fn set_next(&self, next: OpLink) {
         self.next.store(next.word(), Ordering::Relaxed);
     }
 

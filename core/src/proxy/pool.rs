@@ -16,7 +16,7 @@ mod tests;
 pub use poster::{Appended, PostError, Poster};
 pub use taker::{TakeError, Taken, Taker};
 
-use super::link::Link;
+use super::link::OpLink;
 use super::{Cell, Head};
 
 /// Number of cells of a rank (`MAX_OPS_PER_PEER`): two rounds of 16 operations on each of 32 channels.
@@ -56,7 +56,7 @@ impl<'a> OpPool<'a> {
         let (first, last) = (rank * self.per_rank(), (rank + 1) * self.per_rank() - 1);
         head.take_all();
         for index in first..last {
-            self.cells[index as usize].set_next(Link::to(index + 1));
+            self.cells[index as usize].set_next(OpLink::to(index + 1));
         }
         // No process closes a free list, so the push succeeds.
         let _ = head.push(first, &self.cells[last as usize]);

@@ -107,7 +107,7 @@ impl RendezvousHeader {
     }
 }
 
-impl inbox::Header for RendezvousHeader {
+impl inbox::FrameHeader for RendezvousHeader {
     const BYTES: usize = HEADER_BYTES;
 
     fn parse(bytes: &[u8]) -> Result<Self, FrameError> {

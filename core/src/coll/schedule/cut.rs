@@ -28,7 +28,7 @@ pub(super) struct Cut {
 
 /// The position and length of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Chunk {
+pub(super) struct ScheduleChunk {
     /// First element in the buffer that has all ranks' blocks.
     pub(super) of_all: usize,
     /// First element in the buffer that has one rank's block.
@@ -78,11 +78,11 @@ impl Cut {
     }
 
     /// Returns the chunk of a lane, which is a rank's block, or a rank's part of the window.
-    pub(super) fn chunk(&self, window: usize, lane: u32) -> Chunk {
+    pub(super) fn chunk(&self, window: usize, lane: u32) -> ScheduleChunk {
         let lane = lane as usize;
         let before = if self.lanes > 1 { lane * self.chunk } else { 0 };
         let first = (self.start + window * self.skip + before).min(self.end);
-        Chunk {
+        ScheduleChunk {
             of_all: first + lane * self.stride,
             of_one: first,
             count: self.chunk.min(self.end - first),

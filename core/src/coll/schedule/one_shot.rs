@@ -1,7 +1,7 @@
 //! Each rank sends its data directly to each rank that needs it. The receiver reduces in the order of
 //! ranks.
 
-use super::cut::Chunk;
+use super::cut::ScheduleChunk;
 use super::{Algorithm, Operation, Schedule, Step};
 
 impl<R: AsRef<[u32]>> Schedule<R> {
@@ -79,7 +79,7 @@ impl<R: AsRef<[u32]>> Schedule<R> {
         }
     }
 
-    fn reduce_straight(&self, chunk: Chunk) -> Step {
+    fn reduce_straight(&self, chunk: ScheduleChunk) -> Step {
         let (rank, nranks) = (self.task.rank, self.nranks());
         let step = Step::new(chunk.count).recv(0..rank).input(chunk.of_all);
         step.recv(rank + 1..nranks).output(chunk.of_one).finish()

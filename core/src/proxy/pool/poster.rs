@@ -1,7 +1,7 @@
 //! The poster is the rank's side of the pool.
 
 use super::OpPool;
-use crate::proxy::link::Link;
+use crate::proxy::link::OpLink;
 use crate::proxy::{Closed, Op, OpError};
 
 /// Puts one rank's operations into a pool (`ncclLocalOpAppend`, `ncclProxyPost`).
@@ -12,7 +12,7 @@ use crate::proxy::{Closed, Op, OpError};
 pub struct Poster {
     rank: u32,
     /// Free cells that this poster has already taken from the pool.
-    free: Link,
+    free: OpLink,
     chain: Option<Chain>,
 }
 
@@ -102,7 +102,7 @@ pub enum PostError {
 impl Poster {
     /// Creates an empty poster for a local rank.
     pub const fn new(rank: u32) -> Self {
-        Poster { rank, free: Link::END, chain: None }
+        Poster { rank, free: OpLink::END, chain: None }
     }
 
     /// Returns the number of operations that are not posted yet.
@@ -130,7 +130,7 @@ impl Poster {
         let chain = match self.chain {
             None => Chain { newest: index, oldest: index, len: 1, run, before_run: None },
             Some(chain) => {
-                cell.set_next(Link::to(chain.newest));
+                cell.set_next(OpLink::to(chain.newest));
                 let len = chain.len + 1;
                 if chain.run.op_count == op.op_count {
                     Chain { newest: index, len, ..chain }
@@ -177,7 +177,7 @@ impl Poster {
         let Some(shared) = pool.free(rank) else {
             return Err(PostError::NoSuchRank { rank, nranks: pool.nranks() });
         };
-        if self.free == Link::END {
+        if self.free == OpLink::END {
             self.free = shared.take_all();
         }
         let Some(index) = self.free.index() else { return Ok(None) };

@@ -1,7 +1,7 @@
 //! The taker is the proxy's side of the pool.
 
 use super::OpPool;
-use crate::proxy::link::Link;
+use crate::proxy::link::OpLink;
 use crate::proxy::{Op, OpError};
 
 /// Takes posted operations out of a pool (`ncclProxyGetPostedOps`). Each pool must have exactly one
@@ -9,7 +9,7 @@ use crate::proxy::{Op, OpError};
 #[derive(Debug, Default)]
 pub struct Taker {
     /// The operations that the taker has taken and not handed on yet, the oldest first.
-    next: Link,
+    next: OpLink,
     /// Number of operations in `next`. The taker counts them because another process may change the
     /// links.
     left: u32,
@@ -54,7 +54,7 @@ pub enum TakeError<E> {
 impl Taker {
     /// Returns whether the taker holds operations that it has not handed on yet.
     pub fn has_more(&self) -> bool {
-        self.next != Link::END
+        self.next != OpLink::END
     }
 
     /// Makes all cells of a rank free after the rank is gone, including cells that a killed rank held.
@@ -111,7 +111,7 @@ impl Taker {
             self.next = cell.next();
             free = Some(match free {
                 Some(returned) if returned.rank == rank => {
-                    cell.set_next(Link::to(returned.first));
+                    cell.set_next(OpLink::to(returned.first));
                     Returned { first: index, ..returned }
                 }
                 other => {
@@ -126,11 +126,11 @@ impl Taker {
 }
 
 /// Whether a reversed list contains a cell of a rank.
-fn has_cell_of(pool: OpPool<'_>, rank: u32, list: Link, len: u32) -> bool {
+fn has_cell_of(pool: OpPool<'_>, rank: u32, list: OpLink, len: u32) -> bool {
     let mut rest = list;
     (0..len).any(|_| {
         let Some(index) = rest.index() else { return false };
-        rest = pool.cell(index).map_or(Link::END, super::Cell::next);
+        rest = pool.cell(index).map_or(OpLink::END, super::Cell::next);
         pool.rank_of(index) == rank
     })
 }
@@ -154,14 +154,14 @@ fn give_back(pool: OpPool<'_>, returned: Option<Returned>) -> u64 {
 
 /// Reverses a list and counts its cells. A circular list stays circular after the reversal, so the
 /// reader must respect the count.
-fn turned_around<E>(pool: OpPool<'_>, list: Link) -> Result<(Link, u32), TakeError<E>> {
-    let (mut rest, mut turned) = (list, Link::END);
+fn turned_around<E>(pool: OpPool<'_>, list: OpLink) -> Result<(OpLink, u32), TakeError<E>> {
+    let (mut rest, mut turned) = (list, OpLink::END);
     for count in 0..=pool.cells.len() {
         let Some(index) = rest.index() else { return Ok((turned, count as u32)) };
         let Some(cell) = pool.cell(index) else { return Err(TakeError::Corrupt(index)) };
         rest = cell.next();
         cell.set_next(turned);
-        turned = Link::to(index);
+        turned = OpLink::to(index);
     }
     Err(TakeError::Corrupt(rest.index().unwrap_or_default()))
 }

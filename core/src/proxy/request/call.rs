@@ -3,9 +3,9 @@
 
 use heapless::{String, Vec};
 
-use super::wire::{Kind, REQUEST_BYTES, Request, Response};
+use super::wire::{Kind, ProxyRequest, REQUEST_BYTES, Response};
 use crate::inbox::{BODY_BYTES_MAX, FrameError, Inbox};
-use crate::proxy::banks::Row;
+use crate::proxy::banks::BankRow;
 use crate::proxy::{Banks, ConnectionId};
 
 /// Number of a request that expects a response.
@@ -20,7 +20,7 @@ const TEXT_BYTES: usize = 160;
 #[derive(Debug)]
 pub struct Calls<Fd, B> {
     last_id: u64,
-    expected: Row<Expected<Fd>, B>,
+    expected: BankRow<Expected<Fd>, B>,
     inbox: Inbox<Response>,
     /// The file descriptor that came with the message that is still arriving.
     fd: Option<Fd>,
@@ -108,7 +108,7 @@ pub enum CallError {
 impl<Fd, B: Banks<Option<Expected<Fd>>>> Calls<Fd, B> {
     /// Creates a set without requests; `banks` is the memory for later ones.
     pub fn new(banks: B) -> Self {
-        Calls { last_id: 0, expected: Row::new(banks), inbox: Inbox::new(), fd: None }
+        Calls { last_id: 0, expected: BankRow::new(banks), inbox: Inbox::new(), fd: None }
     }
 
     /// Begins a request. Returns its number for [`poll`](Calls::poll) and the header that the caller
@@ -128,14 +128,15 @@ impl<Fd, B: Banks<Option<Expected<Fd>>>> Calls<Fd, B> {
             return Err(CallError::TooMany(kind, self.expected.len()));
         }
         self.last_id = id;
-        let header = Request { kind, connection, id, len: body.len() as u32, response_len: len };
+        let header =
+            ProxyRequest { kind, connection, id, len: body.len() as u32, response_len: len };
         Ok((CallId(id), header.to_bytes()))
     }
 
     /// Returns the header of a request that has no response: [`Kind::Close`] or [`Kind::Stop`].
     pub fn tell(kind: Kind) -> [u8; REQUEST_BYTES] {
         let connection = ConnectionId::default();
-        Request { kind, connection, id: 0, len: 0, response_len: 0 }.to_bytes()
+        ProxyRequest { kind, connection, id: 0, len: 0, response_len: 0 }.to_bytes()
     }
 
     /// Returns the buffer that the next bytes from the proxy belong in.

@@ -5,9 +5,9 @@ use core::fmt::{self, Write};
 use heapless::Vec;
 
 use super::connection::{ConnectionEntry, Connections, Setup, State};
-use super::wire::{Init, Kind, RESPONSE_BYTES, Request, Response};
+use super::wire::{Init, Kind, ProxyRequest, RESPONSE_BYTES, Response};
 use crate::inbox::{BODY_BYTES_MAX, FrameError, Inbox};
-use crate::proxy::banks::Row;
+use crate::proxy::banks::BankRow;
 use crate::proxy::{BankSlot, Banks};
 
 /// The requests of one rank. A session can have one pending request for each connection. If a request
@@ -15,8 +15,8 @@ use crate::proxy::{BankSlot, Banks};
 #[derive(Debug)]
 pub struct ProxySession<B> {
     number: u32,
-    inbox: Inbox<Request>,
-    pending: Row<Pending, B>,
+    inbox: Inbox<ProxyRequest>,
+    pending: BankRow<Pending, B>,
     /// Index of the pending request that was asked last.
     turn: u32,
 }
@@ -24,7 +24,7 @@ pub struct ProxySession<B> {
 /// A request that the proxy can't complete at once.
 #[derive(Debug)]
 pub struct Pending {
-    header: Request,
+    header: ProxyRequest,
     body: Vec<u8, BODY_BYTES_MAX>,
 }
 
@@ -55,7 +55,7 @@ impl<B: Banks<Option<Pending>>> ProxySession<B> {
     /// Creates a session. `number` must differ from the number of every other session; `banks` is the
     /// memory for pending requests.
     pub fn new(number: u32, banks: B) -> Self {
-        ProxySession { number, inbox: Inbox::new(), pending: Row::new(banks), turn: 0 }
+        ProxySession { number, inbox: Inbox::new(), pending: BankRow::new(banks), turn: 0 }
     }
 
     /// Returns the buffer that the next bytes from the rank belong in. The buffer is never empty.
@@ -79,7 +79,8 @@ impl<B: Banks<Option<Pending>>> ProxySession<B> {
     ) -> Result<Option<SessionEvent<S::Fd>>, FrameError> {
         let Some((header, body)) = self.inbox.filled(n)? else { return Ok(None) };
         let id = header.connection;
-        let word = |body: &[u8]| body.try_into().map(u32::from_le_bytes).map_err(|_| Refusal::Body);
+        let word =
+            |body: &[u8]| body.try_into().map(u32::from_le_bytes).map_err(|_| SessionRefusal::Body);
         let done = match header.kind {
             Kind::Close => return Ok(Some(SessionEvent::Close)),
             Kind::Stop => return Ok(Some(SessionEvent::Stop)),
@@ -88,7 +89,7 @@ impl<B: Banks<Option<Pending>>> ProxySession<B> {
                 let body = Vec::from_slice(body).unwrap_or_default();
                 let pended = ready(self.number, &header, connections).and_then(|place| {
                     place.busy = self.pending.push(Pending { header, body });
-                    if place.busy { Ok(()) } else { Err(Refusal::NoMemory("request")) }
+                    if place.busy { Ok(()) } else { Err(SessionRefusal::NoMemory("request")) }
                 });
                 match pended {
                     Ok(()) => return Ok(None),
@@ -98,13 +99,13 @@ impl<B: Banks<Option<Pending>>> ProxySession<B> {
             Kind::SharedInit => ready(self.number, &header, connections)
                 .and_then(|place| Ok((place, word(body)?)))
                 .and_then(|(place, nchannels)| {
-                    setup.shared_init(id, nchannels).map_err(Refusal::Setup)?;
+                    setup.shared_init(id, nchannels).map_err(SessionRefusal::Setup)?;
                     place.state = State::SharedInitialized;
                     Ok(Answer { body: Vec::new(), fd: None })
                 }),
             Kind::ConvertFd => ready(self.number, &header, connections)
                 .and_then(|_| word(body))
-                .and_then(|handle| setup.convert_fd(id, handle).map_err(Refusal::Setup))
+                .and_then(|handle| setup.convert_fd(id, handle).map_err(SessionRefusal::Setup))
                 .map(|fd| Answer { body: Vec::new(), fd: Some(fd) }),
         };
         Ok(Some(SessionEvent::Reply(reply(&header, done))))
@@ -129,7 +130,7 @@ impl<B: Banks<Option<Pending>>> ProxySession<B> {
         let done = match asked {
             Ok(false) => return None,
             Ok(true) => Ok(Answer { body: response, fd: None }),
-            Err(error) => Err(Refusal::Setup(error)),
+            Err(error) => Err(SessionRefusal::Setup(error)),
         };
         if let Some(place) = connections.of(self.number, id) {
             place.busy = false;
@@ -155,7 +156,7 @@ struct Answer<Fd> {
 }
 
 /// The reason why the proxy refuses a request.
-enum Refusal<E> {
+enum SessionRefusal<E> {
     Init(&'static str),
     NoMemory(&'static str),
     NotYours,
@@ -166,33 +167,34 @@ enum Refusal<E> {
     Setup(E),
 }
 
-impl<E: fmt::Display> fmt::Display for Refusal<E> {
+impl<E: fmt::Display> fmt::Display for SessionRefusal<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Refusal::Init(why) => f.write_str(why),
-            Refusal::NoMemory(what) => write!(f, "no memory for one more bank of {what}s"),
-            Refusal::NotYours => f.write_str("not a connection of this rank"),
-            Refusal::Busy => f.write_str("something else is being done with it"),
-            Refusal::State(state) => write!(f, "not where it is: {state:?}"),
-            Refusal::Body => f.write_str("its body is not of 4 bytes"),
-            Refusal::Response(len) => write!(f, "has no response of {len} bytes"),
-            Refusal::Setup(error) => error.fmt(f),
+            SessionRefusal::Init(why) => f.write_str(why),
+            SessionRefusal::NoMemory(what) => write!(f, "no memory for one more bank of {what}s"),
+            SessionRefusal::NotYours => f.write_str("not a connection of this rank"),
+            SessionRefusal::Busy => f.write_str("something else is being done with it"),
+            SessionRefusal::State(state) => write!(f, "not where it is: {state:?}"),
+            SessionRefusal::Body => f.write_str("its body is not of 4 bytes"),
+            SessionRefusal::Response(len) => write!(f, "has no response of {len} bytes"),
+            SessionRefusal::Setup(error) => error.fmt(f),
         }
     }
 }
 
 fn open<S: Setup>(
     session: u32,
-    header: &Request,
+    header: &ProxyRequest,
     body: &[u8],
     connections: &mut Connections<impl Banks<BankSlot<ConnectionEntry>>>,
     setup: &mut S,
-) -> Result<Answer<S::Fd>, Refusal<S::Error>> {
+) -> Result<Answer<S::Fd>, SessionRefusal<S::Error>> {
     if header.response_len != 4 {
-        return Err(Refusal::Response(header.response_len));
+        return Err(SessionRefusal::Response(header.response_len));
     }
-    let init = Init::parse(body).map_err(Refusal::Init)?;
-    let id = connections.open(session, init.local_rank).ok_or(Refusal::NoMemory("connection"))?;
+    let init = Init::parse(body).map_err(SessionRefusal::Init)?;
+    let id =
+        connections.open(session, init.local_rank).ok_or(SessionRefusal::NoMemory("connection"))?;
     match setup.open(id, init) {
         Ok(fd) => {
             let body = Vec::from_slice(&id.0.to_le_bytes()).unwrap_or_default();
@@ -200,7 +202,7 @@ fn open<S: Setup>(
         }
         Err(error) => {
             connections.forget(id);
-            Err(Refusal::Setup(error))
+            Err(SessionRefusal::Setup(error))
         }
     }
 }
@@ -208,16 +210,16 @@ fn open<S: Setup>(
 /// Returns the connection if the session owns it and its state allows the request.
 fn ready<'a, E>(
     session: u32,
-    header: &Request,
+    header: &ProxyRequest,
     connections: &'a mut Connections<impl Banks<BankSlot<ConnectionEntry>>>,
-) -> Result<&'a mut ConnectionEntry, Refusal<E>> {
-    let Request { kind, connection, response_len, .. } = *header;
+) -> Result<&'a mut ConnectionEntry, SessionRefusal<E>> {
+    let ProxyRequest { kind, connection, response_len, .. } = *header;
     if matches!(kind, Kind::SharedInit | Kind::ConvertFd) && response_len != 0 {
-        return Err(Refusal::Response(response_len));
+        return Err(SessionRefusal::Response(response_len));
     }
-    let place = connections.of(session, connection).ok_or(Refusal::NotYours)?;
+    let place = connections.of(session, connection).ok_or(SessionRefusal::NotYours)?;
     if place.busy {
-        return Err(Refusal::Busy);
+        return Err(SessionRefusal::Busy);
     }
     let allowed: &[State] = match kind {
         Kind::SharedInit => &[State::Initialized],
@@ -225,12 +227,15 @@ fn ready<'a, E>(
         Kind::Connect => &[State::SetUp],
         _ => &[State::SetUp, State::Connected],
     };
-    if allowed.contains(&place.state) { Ok(place) } else { Err(Refusal::State(place.state)) }
+    if allowed.contains(&place.state) { Ok(place) } else { Err(SessionRefusal::State(place.state)) }
 }
 
 /// The response to a request. If the proxy refuses the request, the text names the connection and the
 /// reason.
-fn reply<Fd, E: fmt::Display>(header: &Request, done: Result<Answer<Fd>, Refusal<E>>) -> Reply<Fd> {
+fn reply<Fd, E: fmt::Display>(
+    header: &ProxyRequest,
+    done: Result<Answer<Fd>, SessionRefusal<E>>,
+) -> Reply<Fd> {
     let refused = done.is_err();
     let Answer { body, fd } = match done {
         Ok(answer) => answer,

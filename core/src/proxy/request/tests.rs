@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::string::ToString;
 use std::vec::Vec;
 
-use super::wire::{Request, Response};
+use super::wire::{ProxyRequest, Response};
 use super::*;
 use crate::proxy::{BANK_LEN, BankSlot, Banks, ConnectionId};
 use crate::topology::Direction;
@@ -436,9 +436,9 @@ proptest! {
         words: [u32; 3],
         id: u64,
     ) {
-        use crate::inbox::Header;
+        use crate::inbox::FrameHeader;
         let connection = ConnectionId(words[0]);
-        let request = Request { kind, connection, id, len: words[1], response_len: words[2] };
-        prop_assert_eq!(Request::parse(&request.to_bytes()), Ok(request));
+        let request = ProxyRequest { kind, connection, id, len: words[1], response_len: words[2] };
+        prop_assert_eq!(ProxyRequest::parse(&request.to_bytes()), Ok(request));
     }
 }

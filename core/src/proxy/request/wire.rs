@@ -3,7 +3,7 @@
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::inbox::{FrameError, Header};
+use crate::inbox::{FrameError, FrameHeader};
 use crate::proxy::ConnectionId;
 use crate::topology::Direction;
 
@@ -49,7 +49,7 @@ impl Kind {
 
 /// The header of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Request {
+pub(super) struct ProxyRequest {
     pub(super) kind: Kind,
     pub(super) connection: ConnectionId,
     pub(super) id: u64,
@@ -72,7 +72,7 @@ struct RequestBytes {
 }
 static_assertions::const_assert_eq!(REQUEST_BYTES, 24);
 
-impl Request {
+impl ProxyRequest {
     pub(super) fn to_bytes(self) -> [u8; REQUEST_BYTES] {
         zerocopy::transmute!(RequestBytes {
             kind: U32::new(self.kind as u32),
@@ -84,7 +84,7 @@ impl Request {
     }
 }
 
-impl Header for Request {
+impl FrameHeader for ProxyRequest {
     const BYTES: usize = REQUEST_BYTES;
 
     fn parse(bytes: &[u8]) -> Result<Self, FrameError> {
@@ -93,7 +93,7 @@ impl Header for Request {
         };
         let code = raw.kind.get();
         let kind = Kind::ALL.into_iter().find(|kind| *kind as u32 == code);
-        Ok(Request {
+        Ok(ProxyRequest {
             kind: kind.ok_or(FrameError::Kind(code))?,
             connection: ConnectionId(raw.connection.get()),
             id: raw.id.get(),
@@ -144,7 +144,7 @@ impl Response {
     }
 }
 
-impl Header for Response {
+impl FrameHeader for Response {
     const BYTES: usize = RESPONSE_BYTES;
 
     fn parse(bytes: &[u8]) -> Result<Self, FrameError> {
@@ -226,7 +226,7 @@ mod tests {
 
     #[test]
     fn messages_have_the_bytes_that_the_diagrams_show() {
-        let request = Request {
+        let request = ProxyRequest {
             kind: Kind::Connect,
             connection: ConnectionId(0x0102),
             id: 0x1112_1314_1516_1718,
@@ -235,7 +235,7 @@ mod tests {
         };
         let bytes = b"\x04\0\0\0\x02\x01\0\0\x18\x17\x16\x15\x14\x13\x12\x11\x03\0\0\0\x05\0\0\0";
         assert_eq!(&request.to_bytes(), bytes);
-        assert_eq!(Request::parse(bytes), Ok(request));
+        assert_eq!(ProxyRequest::parse(bytes), Ok(request));
 
         let response = Response { id: 0x0102, refused: true, has_fd: true, len: 7 };
         let bytes = b"\x02\x01\0\0\0\0\0\0\x01\0\x01\0\x07\0\0\0";
@@ -256,7 +256,7 @@ mod tests {
 
     #[test]
     fn each_kind_has_its_code_and_no_other_code_is_one() {
-        let request = Request {
+        let request = ProxyRequest {
             kind: Kind::Stop,
             connection: ConnectionId(0),
             id: 0,
@@ -266,7 +266,7 @@ mod tests {
         for code in 0..=255u8 {
             let mut bytes = request.to_bytes();
             bytes[0] = code;
-            match Request::parse(&bytes) {
+            match ProxyRequest::parse(&bytes) {
                 Ok(request) => assert_eq!(request.kind as u32, u32::from(code)),
                 Err(error) => {
                     assert_eq!(error, FrameError::Kind(code.into()));

@@ -16,10 +16,10 @@ use super::{Counters, Env, Fatal, MESSAGE_BYTES_MAX, Path, QpSide, Queue, RD_ATO
 use crate::nic::{Access, RecvWr, RtrAttr, Sge, WcOpcode, WcStatus};
 use crate::roce::{Headers, NakCode, Opcode, Packet, Position, Psn, Reth};
 pub(super) use answer::Answer;
-use answer::{Due, Reply};
+use answer::{Due, ResponderReply};
 use message::Told;
 pub(super) use operation::is_acknowledged;
-use operation::{Operation, operation, permitted, uses_receive};
+use operation::{RemoteOperation, operation, permitted, uses_receive};
 pub use unreliable::GRH_BYTES;
 
 /// Maximum number of READs and atomics that the responder answers at a time: first answers and repeated ones.
@@ -38,7 +38,7 @@ enum ResponderMessage {
 
 /// Why a request is not carried out.
 #[derive(Clone, Copy)]
-enum Refusal {
+enum ResponderRefusal {
     /// The request needs a receive, and none is posted.
     NotReady,
     /// The request fails for good. The status is for the receive that the request would have
@@ -46,13 +46,16 @@ enum Refusal {
     Error(NakCode, WcStatus),
 }
 
-const INVALID: Refusal = Refusal::Error(NakCode::InvalidRequest, WcStatus::REM_INV_REQ_ERR);
-const NO_ACCESS: Refusal = Refusal::Error(NakCode::RemoteAccessError, WcStatus::REM_ACCESS_ERR);
+const INVALID: ResponderRefusal =
+    ResponderRefusal::Error(NakCode::InvalidRequest, WcStatus::REM_INV_REQ_ERR);
+const NO_ACCESS: ResponderRefusal =
+    ResponderRefusal::Error(NakCode::RemoteAccessError, WcStatus::REM_ACCESS_ERR);
 // Like rxe, we report a too short receive as a failed operation, both in its completion and in the
 // NAK. The standard has LOC_LEN_ERR and an invalid request.
-const TOO_LONG: Refusal = Refusal::Error(NakCode::RemoteOperationalError, WcStatus::LOC_QP_OP_ERR);
-const NO_LOCAL_ACCESS: Refusal =
-    Refusal::Error(NakCode::RemoteOperationalError, WcStatus::LOC_PROT_ERR);
+const TOO_LONG: ResponderRefusal =
+    ResponderRefusal::Error(NakCode::RemoteOperationalError, WcStatus::LOC_QP_OP_ERR);
+const NO_LOCAL_ACCESS: ResponderRefusal =
+    ResponderRefusal::Error(NakCode::RemoteOperationalError, WcStatus::LOC_PROT_ERR);
 
 /// What the responder keeps of a READ or atomic, to answer a duplicate.
 #[derive(Clone, Copy)]
@@ -95,7 +98,7 @@ pub(super) struct Responder<const RQ: usize> {
     /// The marked packet before the expected one asked for an acknowledge.
     asked_before: bool,
     /// READs and atomics to be answered, in the order of their PSNs.
-    replies: Vec<Reply, REPLIES_MAX>,
+    replies: Vec<ResponderReply, REPLIES_MAX>,
     /// First PSN and outcome of the latest READs and atomics. The peer may repeat only these.
     answered: HistoryBuf<(Psn, Answered), { RD_ATOMIC_MAX as usize }>,
     reorder: Reorder,
@@ -228,18 +231,18 @@ impl<const RQ: usize> Responder<RQ> {
 
     fn refuse(
         &mut self,
-        refusal: Refusal,
+        refusal: ResponderRefusal,
         opcode: Opcode,
         path: &Path,
         env: &mut impl Env,
     ) -> Result<(), Fatal> {
         match refusal {
-            Refusal::NotReady => {
+            ResponderRefusal::NotReady => {
                 self.gap_reported = true;
                 self.answer = Answer::NotReady;
                 Ok(())
             }
-            Refusal::Error(code, status) => {
+            ResponderRefusal::Error(code, status) => {
                 let has_receive = matches!(self.message, ResponderMessage::Send { .. });
                 if (has_receive || uses_receive(opcode))
                     && let Some(recv) = self.queue.pop()
@@ -259,25 +262,25 @@ impl<const RQ: usize> Responder<RQ> {
         packet: &Packet<'_>,
         path: &Path,
         env: &mut impl Env,
-    ) -> Result<u32, Refusal> {
+    ) -> Result<u32, ResponderRefusal> {
         let opcode = packet.headers.bth.opcode;
         let (Some(operation), Some(position)) = (operation(opcode), opcode.position()) else {
             return Err(INVALID);
         };
         let begun = match self.message {
             ResponderMessage::None => None,
-            ResponderMessage::Send { .. } => Some(Operation::Send),
-            ResponderMessage::Write { .. } => Some(Operation::Write),
+            ResponderMessage::Send { .. } => Some(RemoteOperation::Send),
+            ResponderMessage::Write { .. } => Some(RemoteOperation::Write),
         };
         let continues = (!position.begins()).then_some(operation);
         if begun != continues || !permitted(operation, path) {
             return Err(INVALID);
         }
         match operation {
-            Operation::Send => self.execute_send(packet, position, path, env)?,
-            Operation::Write => self.execute_write(packet, position, path, env)?,
-            Operation::Read => return self.execute_read(&packet.headers, path, env),
-            Operation::Atomic => return self.execute_atomic(&packet.headers, env),
+            RemoteOperation::Send => self.execute_send(packet, position, path, env)?,
+            RemoteOperation::Write => self.execute_write(packet, position, path, env)?,
+            RemoteOperation::Read => return self.execute_read(&packet.headers, path, env),
+            RemoteOperation::Atomic => return self.execute_atomic(&packet.headers, env),
         }
         if position.ends() {
             self.message = ResponderMessage::None;
@@ -304,10 +307,10 @@ impl<const RQ: usize> Responder<RQ> {
         position: Position,
         path: &Path,
         env: &mut impl Env,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), ResponderRefusal> {
         let Headers { bth, reth, imm, .. } = packet.headers;
         if imm.is_some() && self.oldest_receive(env).is_none() {
-            return Err(Refusal::NotReady);
+            return Err(ResponderRefusal::NotReady);
         }
         let (va, rkey, left, length) = match (self.message, reth) {
             (ResponderMessage::Write { va, rkey, left, length }, _) => (va, rkey, left, length),
@@ -342,7 +345,7 @@ impl<const RQ: usize> Responder<RQ> {
         headers: &Headers,
         path: &Path,
         env: &mut impl Env,
-    ) -> Result<u32, Refusal> {
+    ) -> Result<u32, ResponderRefusal> {
         let Some(reth) = headers.reth else { return Err(INVALID) };
         check_memory(reth.va, reth.rkey, reth.dma_len, Access::REMOTE_READ, env)?;
         if self.unanswered(false) >= usize::from(self.max_dest_rd_atomic) {
@@ -352,16 +355,16 @@ impl<const RQ: usize> Responder<RQ> {
         let packets = path.packets(reth.dma_len);
         self.count_message();
         self.answered.write((psn, Answered::Read { packets }));
-        self.reply(Reply::new(psn, &reth, self.msn));
+        self.reply(ResponderReply::new(psn, &reth, self.msn));
         Ok(packets)
     }
 
     /// Answers a request that was carried out before: its answer was lost, or the request came twice.
     fn handle_duplicate(&mut self, headers: &Headers, path: &Path, env: &mut impl Env) {
         let opcode = headers.bth.opcode;
-        if operation(opcode) == Some(Operation::Read) {
+        if operation(opcode) == Some(RemoteOperation::Read) {
             self.repeat_read(headers, path, env);
-        } else if operation(opcode) == Some(Operation::Atomic) {
+        } else if operation(opcode) == Some(RemoteOperation::Atomic) {
             self.repeat_atomic(headers, path);
         } else if is_acknowledged(opcode) {
             self.acknowledge();
@@ -386,7 +389,7 @@ impl<const RQ: usize> Responder<RQ> {
         let room = self.unanswered(true) < usize::from(RD_ATOMIC_MAX);
         let access = check_memory(reth.va, reth.rkey, reth.dma_len, Access::REMOTE_READ, env);
         if !pending && room && access.is_ok() {
-            self.reply(Reply::again(psn, &reth, self.msn, skipped > 0));
+            self.reply(ResponderReply::again(psn, &reth, self.msn, skipped > 0));
         }
     }
 
@@ -410,7 +413,7 @@ fn check_memory(
     len: u32,
     need: Access,
     env: &mut impl Env,
-) -> Result<(), Refusal> {
+) -> Result<(), ResponderRefusal> {
     if len > MESSAGE_BYTES_MAX {
         return Err(INVALID);
     }
@@ -420,7 +423,12 @@ fn check_memory(
     env.resolve(rkey, va, len, need, QpSide::Remote).map(|_| ()).map_err(|_| NO_ACCESS)
 }
 
-fn place_write(va: u64, rkey: u32, payload: &[u8], env: &mut impl Env) -> Result<(), Refusal> {
+fn place_write(
+    va: u64,
+    rkey: u32,
+    payload: &[u8],
+    env: &mut impl Env,
+) -> Result<(), ResponderRefusal> {
     if payload.is_empty() {
         return Ok(());
     }

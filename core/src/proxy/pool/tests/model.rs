@@ -6,7 +6,7 @@ use std::vec::Vec;
 use proptest::prelude::*;
 
 use super::{Memory, op};
-use crate::proxy::link::Link;
+use crate::proxy::link::OpLink;
 use crate::proxy::{Appended, OpPool, PostError, Poster, TakeError, Taker};
 
 /// The next action of a rank or the proxy.
@@ -156,12 +156,12 @@ fn memory_that_somebody_else_wrote_gives_an_error() {
     // Rank 1 has cells 4 to 7, and posts cells 4 and 5.
     let memory = Memory::new(2, 4);
     posted(&memory);
-    memory.cells[4].set_next(Link::to(5));
+    memory.cells[4].set_next(OpLink::to(5));
     assert!(matches!(take(memory.pool()), Err(TakeError::Corrupt(4 | 5))));
 
     let memory = Memory::new(2, 4);
     posted(&memory);
-    memory.cells[4].set_next(Link::to(8));
+    memory.cells[4].set_next(OpLink::to(8));
     assert_eq!(take(memory.pool()), Err(TakeError::Corrupt(8)));
 
     let memory = Memory::new(2, 4);
@@ -172,7 +172,7 @@ fn memory_that_somebody_else_wrote_gives_an_error() {
     assert!(matches!(take(memory.pool()), Err(TakeError::Op { rank: 1, index: 4, .. })));
 
     let memory = Memory::new(2, 4);
-    memory.cells[0].set_next(Link::to(6));
+    memory.cells[0].set_next(OpLink::to(6));
     let mut poster = Poster::new(0);
     assert_eq!(poster.append(memory.pool(), &op(1, 0)), Ok(Appended::Queued));
     let error = poster.append(memory.pool(), &op(1, 0)).unwrap_err();

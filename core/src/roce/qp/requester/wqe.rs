@@ -14,7 +14,7 @@ const QKEY_IS_OWN: u32 = 1 << 31;
 
 /// The parts of a work request that the engine needs.
 #[derive(Clone, Copy, Default)]
-pub(in crate::roce::qp) struct Work {
+pub(in crate::roce::qp) struct QueuedWr {
     pub(in crate::roce::qp) wr_id: u64,
     pub(super) remote_addr: u64,
     pub(in crate::roce::qp) sge: Sge,
@@ -24,16 +24,16 @@ pub(in crate::roce::qp) struct Work {
     pub(in crate::roce::qp) flags: SendFlags,
 }
 
-impl From<&SendWr> for Work {
+impl From<&SendWr> for QueuedWr {
     fn from(wr: &SendWr) -> Self {
         let SendWr { wr_id, remote_addr, sge, rkey, imm_data, opcode, flags, .. } = *wr;
-        Work { wr_id, remote_addr, sge, rkey, imm_data, opcode, flags }
+        QueuedWr { wr_id, remote_addr, sge, rkey, imm_data, opcode, flags }
     }
 }
 
 #[derive(Clone, Copy, Default)]
 pub(in crate::roce::qp) struct SendWqe {
-    pub(in crate::roce::qp) wr: Work,
+    pub(in crate::roce::qp) wr: QueuedWr,
     /// PSN of the first packet, once that packet was sent.
     pub(super) first: Psn,
     /// Number of PSNs that the work request takes, or 0 until it starts.
@@ -73,7 +73,7 @@ impl SendWqe {
 
     /// An operation that sends nothing.
     pub(in crate::roce::qp) fn local(wr_id: u64, flags: SendFlags, operation: LocalOp) -> Self {
-        let wr = Work { wr_id, flags, ..Work::default() };
+        let wr = QueuedWr { wr_id, flags, ..QueuedWr::default() };
         SendWqe { wr, local: Some(operation), ..SendWqe::default() }
     }
 
@@ -225,7 +225,7 @@ impl SendWqe {
             Atomic::FetchAdd { add } => (Opcode::FETCH_ADD, add, 0),
         };
         let mut transmit = path.transmit(opcode, psn, Payload::None);
-        let Work { remote_addr: va, rkey, .. } = self.wr;
+        let QueuedWr { remote_addr: va, rkey, .. } = self.wr;
         transmit.headers.foreign =
             Some(Foreign::Atomic(AtomicEth { va, rkey, swap_or_add, compare }));
         transmit.headers.bth.ack_req = true;

@@ -38,7 +38,7 @@ pub(super) struct Due {
 
 /// The unanswered rest of a READ, or the answer to an atomic.
 #[derive(Clone, Copy)]
-pub(super) struct Reply {
+pub(super) struct ResponderReply {
     psn: Psn,
     data: Data,
     left: u32,
@@ -59,22 +59,22 @@ enum Data {
     Word(u64),
 }
 
-impl Reply {
-    pub(super) fn new(psn: Psn, reth: &Reth, msn: u32) -> Reply {
+impl ResponderReply {
+    pub(super) fn new(psn: Psn, reth: &Reth, msn: u32) -> ResponderReply {
         let Reth { va, rkey, dma_len } = *reth;
         let data = Data::Memory { va, rkey };
-        Reply { psn, data, left: dma_len, msn, begun: false, repeated: false }
+        ResponderReply { psn, data, left: dma_len, msn, begun: false, repeated: false }
     }
 
     /// Answers an atomic by the word before the operation.
-    pub(super) fn atomic(psn: Psn, word: u64, msn: u32, repeated: bool) -> Reply {
-        Reply { psn, data: Data::Word(word), left: 0, msn, begun: false, repeated }
+    pub(super) fn atomic(psn: Psn, word: u64, msn: u32, repeated: bool) -> ResponderReply {
+        ResponderReply { psn, data: Data::Word(word), left: 0, msn, begun: false, repeated }
     }
 
     /// Answers a duplicate. If the duplicate asks for the rest of a READ, the answer goes on with
     /// MIDDLE or LAST. rxe gives no other answer and accepts no other.
-    pub(super) fn again(psn: Psn, reth: &Reth, msn: u32, begun: bool) -> Reply {
-        Reply { begun, repeated: true, ..Reply::new(psn, reth, msn) }
+    pub(super) fn again(psn: Psn, reth: &Reth, msn: u32, begun: bool) -> ResponderReply {
+        ResponderReply { begun, repeated: true, ..ResponderReply::new(psn, reth, msn) }
     }
 
     /// Returns whether the response with this PSN is still to be sent.
@@ -117,8 +117,8 @@ impl<const RQ: usize> Responder<RQ> {
     }
 
     /// Queues the answer to a READ or atomic. The caller has checked that there is room.
-    pub(super) fn reply(&mut self, reply: Reply) {
-        let before = |other: &&Reply| other.psn.since(reply.psn) <= 0;
+    pub(super) fn reply(&mut self, reply: ResponderReply) {
+        let before = |other: &&ResponderReply| other.psn.since(reply.psn) <= 0;
         let at = self.replies.iter().take_while(before).count();
         let _ = self.replies.insert(at, reply);
     }
@@ -194,7 +194,7 @@ impl Answer {
     }
 }
 
-impl Reply {
+impl ResponderReply {
     /// Builds the next response and steps past it. `None` means that its memory does not exist.
     fn next_response(&mut self, path: &Path, env: &mut impl Env) -> Option<Transmit> {
         let syndrome = Syndrome::Ack { credits: Syndrome::CREDITS_INVALID };

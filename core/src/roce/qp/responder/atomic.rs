@@ -1,6 +1,6 @@
 //! Atomic operations of the peer (IBTA §9.4.5). A duplicate gets the result of the first time.
 
-use super::{Answered, INVALID, NO_ACCESS, Refusal, Reply, Responder};
+use super::{Answered, INVALID, NO_ACCESS, Responder, ResponderRefusal, ResponderReply};
 use crate::nic::{Access, Atomic};
 use crate::roce::qp::{Env, Path, QpSide, RD_ATOMIC_MAX};
 use crate::roce::{AtomicEth, Foreign, Headers, Opcode, Psn};
@@ -11,7 +11,7 @@ impl<const RQ: usize> Responder<RQ> {
         &mut self,
         headers: &Headers,
         env: &mut impl Env,
-    ) -> Result<u32, Refusal> {
+    ) -> Result<u32, ResponderRefusal> {
         let Some(Foreign::Atomic(AtomicEth { va, rkey, swap_or_add, compare })) = headers.foreign
         else {
             return Err(INVALID);
@@ -32,7 +32,7 @@ impl<const RQ: usize> Responder<RQ> {
         let psn = headers.bth.psn;
         self.count_message();
         self.answered.write((psn, Answered::Atomic { word }));
-        self.reply(Reply::atomic(psn, word, self.msn, false));
+        self.reply(ResponderReply::atomic(psn, word, self.msn, false));
         Ok(1)
     }
 
@@ -46,7 +46,7 @@ impl<const RQ: usize> Responder<RQ> {
         let Some(word) = self.answered.as_slice().iter().find_map(result) else { return };
         let pending = self.replies.iter().any(|reply| reply.covers(psn, path));
         if !pending && self.unanswered(true) < usize::from(RD_ATOMIC_MAX) {
-            self.reply(Reply::atomic(psn, word, self.msn, true));
+            self.reply(ResponderReply::atomic(psn, word, self.msn, true));
         }
     }
 }

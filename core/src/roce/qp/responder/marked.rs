@@ -1,8 +1,8 @@
 //! Packets of adaptive routing: the responder places them as they come and completes them in order.
 
 use super::{
-    Answer, Due, INVALID, Operation, Refusal, Responder, ResponderMessage, Told, check_memory,
-    permitted, place_write,
+    Answer, Due, INVALID, RemoteOperation, Responder, ResponderMessage, ResponderRefusal, Told,
+    check_memory, permitted, place_write,
 };
 use crate::nic::{Access, WcOpcode};
 use crate::roce::qp::reorder::Immediate;
@@ -40,7 +40,7 @@ impl<const RQ: usize> Responder<RQ> {
         self.reorder.on_arrival(now, bth.psn);
         if ahead == 0 {
             if has_imm && self.queue.front().is_none() {
-                return self.refuse(Refusal::NotReady, bth.opcode, path, env);
+                return self.refuse(ResponderRefusal::NotReady, bth.opcode, path, env);
             }
             return match self.place_marked(packet, path, env) {
                 Ok(immediate) => {
@@ -115,13 +115,13 @@ impl<const RQ: usize> Responder<RQ> {
         packet: &Packet<'_>,
         path: &Path,
         env: &mut impl Env,
-    ) -> Result<Option<Immediate>, Refusal> {
+    ) -> Result<Option<Immediate>, ResponderRefusal> {
         let Headers { bth, reth, imm, .. } = packet.headers;
         let (Some(reth), ResponderMessage::None) = (reth, self.message) else {
             return Err(INVALID);
         };
         if !matches!(bth.opcode, Opcode::WRITE_ONLY | Opcode::WRITE_ONLY_IMM)
-            || !permitted(Operation::Write, path)
+            || !permitted(RemoteOperation::Write, path)
             || packet.payload.len() > path.mtu_bytes as usize
         {
             return Err(INVALID);

@@ -1,6 +1,8 @@
 //! SENDs, and the receives that messages take.
 
-use super::{INVALID, NO_LOCAL_ACCESS, Receive, Refusal, Responder, ResponderMessage, TOO_LONG};
+use super::{
+    INVALID, NO_LOCAL_ACCESS, Receive, Responder, ResponderMessage, ResponderRefusal, TOO_LONG,
+};
 use crate::nic::{Access, Wc, WcFlags, WcOpcode, WcStatus};
 use crate::roce::qp::ring::QueueRing;
 use crate::roce::qp::{Env, Path, QpSide, Queue};
@@ -27,8 +29,8 @@ impl<const RQ: usize> Responder<RQ> {
         position: Position,
         path: &Path,
         env: &mut impl Env,
-    ) -> Result<(), Refusal> {
-        let Some(recv) = self.oldest_receive(env) else { return Err(Refusal::NotReady) };
+    ) -> Result<(), ResponderRefusal> {
+        let Some(recv) = self.oldest_receive(env) else { return Err(ResponderRefusal::NotReady) };
         let received = match self.message {
             ResponderMessage::Send { received } => received,
             _ => 0,
@@ -71,7 +73,7 @@ impl<const RQ: usize> Responder<RQ> {
         offset: u32,
         bytes: &[u8],
         env: &mut impl Env,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), ResponderRefusal> {
         let len = bytes.len() as u32;
         if len > 0 && recv.has_list {
             let slot = QueueRing::<Receive, RQ>::slot(self.queue.head());

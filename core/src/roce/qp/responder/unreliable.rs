@@ -1,7 +1,8 @@
 //! Requests that nobody acknowledges: of unreliable connections, and datagrams (IBTA §9.8).
 
 use super::{
-    INVALID, Operation, Queue, Refusal, Responder, ResponderMessage, operation, permitted,
+    INVALID, Queue, RemoteOperation, Responder, ResponderMessage, ResponderRefusal, operation,
+    permitted,
 };
 use crate::nic::{Wc, WcFlags, WcOpcode, WcStatus};
 use crate::roce::qp::{Counters, Env, Fatal, Path};
@@ -34,7 +35,7 @@ impl<const RQ: usize> Responder<RQ> {
         self.expected = psn.add(1);
         match self.execute_unreliable(packet, path, env) {
             Ok(()) => Ok(()),
-            Err(Refusal::Error(_, WcStatus::LOC_PROT_ERR)) => self.fail_receive(path, env),
+            Err(ResponderRefusal::Error(_, WcStatus::LOC_PROT_ERR)) => self.fail_receive(path, env),
             Err(_) => {
                 counters.dropped += 1;
                 self.message = ResponderMessage::None;
@@ -48,7 +49,7 @@ impl<const RQ: usize> Responder<RQ> {
         packet: &Packet<'_>,
         path: &Path,
         env: &mut impl Env,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), ResponderRefusal> {
         let opcode = packet.headers.bth.opcode;
         let connected = opcode.connected().filter(|same| *same != opcode).ok_or(INVALID)?;
         let operation = operation(connected).ok_or(INVALID)?;
@@ -58,16 +59,16 @@ impl<const RQ: usize> Responder<RQ> {
         }
         let goes_on = match self.message {
             ResponderMessage::None => position.begins(),
-            ResponderMessage::Send { .. } => operation == Operation::Send,
-            ResponderMessage::Write { .. } => operation == Operation::Write,
+            ResponderMessage::Send { .. } => operation == RemoteOperation::Send,
+            ResponderMessage::Write { .. } => operation == RemoteOperation::Write,
         };
         if !goes_on || !permitted(operation, path) {
             return Err(INVALID);
         }
         match operation {
-            Operation::Send => self.execute_send(packet, position, path, env)?,
-            Operation::Write => self.execute_write(packet, position, path, env)?,
-            Operation::Read | Operation::Atomic => return Err(INVALID),
+            RemoteOperation::Send => self.execute_send(packet, position, path, env)?,
+            RemoteOperation::Write => self.execute_write(packet, position, path, env)?,
+            RemoteOperation::Read | RemoteOperation::Atomic => return Err(INVALID),
         }
         if matches!(position, Position::Last | Position::Only) {
             self.message = ResponderMessage::None;
