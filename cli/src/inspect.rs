@@ -45,7 +45,7 @@ struct ShownRank {
     number: usize,
     rank: u32,
     nranks: u32,
-    /// Oldest first.
+    /// The last operations of the rank, oldest first.
     operations: Vec<ShownOperation>,
 }
 

@@ -140,7 +140,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The thread.
+    /// The loop of the reactor's thread.
     fn run(&self) {
         let mut wakers: Vec<Waker> = Vec::new();
         loop {

@@ -53,7 +53,7 @@ pub struct RecorderFile {
 /// A file of a recorder, as a reader finds it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recorded {
-    /// The file.
+    /// Path of the record's file.
     pub path: PathBuf,
     /// The process that keeps the record.
     pub header: Header,

@@ -20,7 +20,7 @@ mod verbs;
 use super::host::Host;
 use super::report::Report;
 
-/// A check.
+/// A check of `invar doctor`, and how to run it.
 pub(crate) struct Check {
     pub(crate) name: &'static str,
     /// The part of the host that the check looks at.

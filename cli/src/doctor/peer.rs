@@ -33,7 +33,7 @@ const SLOW_US: f64 = 1000.0;
 /// The rule that says which pairs of devices are tried.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Choice {
-    /// Every pair.
+    /// Each device of this host is tried with each device of the peer.
     All,
     /// Each of this host's devices with one device of the peer after another, until one is reached.
     UntilReached,

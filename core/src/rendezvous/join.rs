@@ -77,7 +77,7 @@ pub fn joined(header: RendezvousHeader, body: &[u8]) -> Result<(), JoinError> {
 /// A rank that has joined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Admitted {
-    /// The rank.
+    /// The number of the rank that the hub has admitted.
     pub rank: u32,
     /// The rank's process.
     pub member: Member,

@@ -33,7 +33,10 @@ struct Buffers<T> {
 }
 
 impl Communicator {
-    /// Starts [`all_reduce_in_place`](Self::all_reduce_in_place).
+    /// Starts [`all_reduce_in_place`](Self::all_reduce_in_place) with `data`. The result has as many elements.
+    ///
+    /// # Errors
+    /// The errors are those of [`all_reduce_in_place`](Self::all_reduce_in_place).
     pub fn start_all_reduce<T: Element>(
         &self,
         data: Vec<T>,
@@ -42,13 +45,20 @@ impl Communicator {
         self.start(Operation::AllReduce, Some(op), data, None)
     }
 
-    /// Starts [`all_gather`](Self::all_gather).
+    /// Starts [`all_gather`](Self::all_gather) of `input`. The result has `input.len()` elements for each rank.
+    ///
+    /// # Errors
+    /// The errors are those of [`all_gather`](Self::all_gather).
     pub fn start_all_gather<T: Element>(&self, input: Vec<T>) -> Result<Pending<T>, Error> {
         let (count, nranks) = (input.len(), self.nranks() as usize);
         self.start(Operation::AllGather, None, input, count.checked_mul(nranks))
     }
 
-    /// Starts [`reduce_scatter`](Self::reduce_scatter).
+    /// Starts [`reduce_scatter`](Self::reduce_scatter) of `input`, a block for each rank. The result is the
+    /// block of this rank.
+    ///
+    /// # Errors
+    /// The errors are those of [`reduce_scatter`](Self::reduce_scatter).
     pub fn start_reduce_scatter<T: Element>(
         &self,
         input: Vec<T>,
@@ -58,7 +68,10 @@ impl Communicator {
         self.start(Operation::ReduceScatter, Some(op), input, Some(count))
     }
 
-    /// Starts [`broadcast`](Self::broadcast).
+    /// Starts [`broadcast`](Self::broadcast) of `data`, which the root fills. The result has as many elements.
+    ///
+    /// # Errors
+    /// The errors are those of [`broadcast`](Self::broadcast).
     pub fn start_broadcast<T: Element>(
         &self,
         data: Vec<T>,
@@ -67,7 +80,11 @@ impl Communicator {
         self.start(Operation::Broadcast { root }, None, data, None)
     }
 
-    /// Starts [`reduce_in_place`](Self::reduce_in_place).
+    /// Starts [`reduce_in_place`](Self::reduce_in_place) of `data`. The result has as many elements, and means
+    /// something at the root alone.
+    ///
+    /// # Errors
+    /// The errors are those of [`reduce_in_place`](Self::reduce_in_place).
     pub fn start_reduce<T: Element>(
         &self,
         data: Vec<T>,
@@ -77,18 +94,28 @@ impl Communicator {
         self.start(Operation::Reduce { root }, Some(op), data, None)
     }
 
-    /// Starts [`all_to_all`](Self::all_to_all).
+    /// Starts [`all_to_all`](Self::all_to_all) of `input`, a block for each rank. The result has a block from
+    /// each rank.
+    ///
+    /// # Errors
+    /// The errors are those of [`all_to_all`](Self::all_to_all).
     pub fn start_all_to_all<T: Element>(&self, input: Vec<T>) -> Result<Pending<T>, Error> {
         let len = input.len();
         self.start(Operation::AllToAll, None, input, Some(len))
     }
 
-    /// Starts [`send`](Self::send).
+    /// Starts [`send`](Self::send) of `data` to the rank `peer`. The result is `data`.
+    ///
+    /// # Errors
+    /// The errors are those of [`send`](Self::send).
     pub fn start_send<T: Element>(&self, data: Vec<T>, peer: u32) -> Result<Pending<T>, Error> {
         self.start(Operation::Send { peer }, None, data, None)
     }
 
-    /// Starts [`recv`](Self::recv), into `data`.
+    /// Starts [`recv`](Self::recv) into `data` from the rank `peer`. The result is `data`.
+    ///
+    /// # Errors
+    /// The errors are those of [`recv`](Self::recv).
     pub fn start_recv<T: Element>(&self, data: Vec<T>, peer: u32) -> Result<Pending<T>, Error> {
         self.start(Operation::Recv { peer }, None, data, None)
     }

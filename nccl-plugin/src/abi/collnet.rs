@@ -192,7 +192,7 @@ pub struct Blocks<S> {
 /// The functions behind the common ones since v11.
 #[repr(C)]
 pub struct FinalTail<const DEVS_MAX: usize> {
-    /// Joins devices.
+    /// Makes one device of several.
     pub make_v_device: MakeVDevice<DEVS_MAX>,
     /// Ends a context.
     pub finalize: unsafe extern "C" fn(*mut c_void) -> Code,

@@ -120,7 +120,7 @@ pub type MakeVDevice<const DEVS_MAX: usize> =
 pub struct TailV9 {
     /// `getDeviceMr` and `irecvConsumed` (offload to the GPU).
     pub absent: [Absent; 2],
-    /// Joins devices.
+    /// Makes one device of several.
     pub make_v_device: MakeVDevice<4>,
 }
 
@@ -129,7 +129,7 @@ pub struct TailV9 {
 pub struct TailV11<const DEVS_MAX: usize> {
     /// `getDeviceMr` and `irecvConsumed` (offload to the GPU).
     pub absent: [Absent; 2],
-    /// Joins devices.
+    /// Makes one device of several.
     pub make_v_device: MakeVDevice<DEVS_MAX>,
     /// Ends a context.
     pub finalize: unsafe extern "C" fn(*mut c_void) -> Code,
