@@ -224,6 +224,9 @@ pub(crate) fn waits_for(role: Role, view: &EndView) -> String {
         (Role::Sender, Wait::Send { tag, len }) => {
             format!("a receive for its send of {len} bytes with tag {tag:#x}")
         }
+        (_, Wait::Elsewhere(peer)) if !view.is_waiting => {
+            format!("{peer}, on another connection")
+        }
         // Ranks of a communicator post receives ahead, and leave requests that are done untested.
         _ if !view.is_waiting => "nothing".to_owned(),
         (Role::Receiver, _) if begun > done => format!("{} posted messages", begun - done),

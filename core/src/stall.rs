@@ -17,12 +17,14 @@
 //! a call of the program only now and then.
 
 mod judge;
+mod other_wait;
 mod path;
 mod verdict;
 mod view;
 mod watch;
 
 pub use judge::{Contact, judge};
+pub use other_wait::{OtherPeer, ProcessWait};
 pub(crate) use path::{PathRows, PathVerdict, PathWatch, suspect_after_ns};
 pub use verdict::{Cause, Verdict};
 pub use view::{EndView, HOST_BYTES, OwnNetwork, Process, Role, VIEW_BYTES, ViewBytes, Wait};

@@ -51,7 +51,7 @@ pub use invar_core::metrics::EndNumbers;
 pub use invar_core::nic::NicCounters;
 pub use invar_core::peer_clock::PeerClock;
 pub use invar_core::socket::{HelloError, SocketFrameError};
-pub use invar_core::stall::{Cause, EndView, Process, Role, Verdict, Wait};
+pub use invar_core::stall::{Cause, EndView, OtherPeer, Process, Role, Verdict, Wait};
 pub use invar_cuda::gdr::NicReach;
 pub use invar_linux::biased::{Biased, Entered};
 pub use invar_linux::interest::Interest;

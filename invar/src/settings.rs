@@ -20,7 +20,7 @@ use invar_core::param::{
     AddressFamily, Allowed, LogFormat, LogLevel, NcclDebug, ParamInfo, Params, PortRange, TABLE,
     TransportChoice, Wire,
 };
-use invar_core::stall::{Process, StallSettings};
+use invar_core::stall::{Process, ProcessWait, StallSettings};
 use invar_linux::env::hostname;
 use invar_verbs::GidRules;
 
@@ -31,6 +31,9 @@ pub(crate) use effect::tcp_silence;
 pub(crate) use gpu::{GpuRules, StagingSize};
 pub use log_filter::{LogFilter, log_subsystem};
 pub use set::{RelaxedOrdering, RoceVersion};
+
+/// The longest wait of this process, for the peers that wait for it.
+static PROCESS_WAIT: ProcessWait = ProcessWait::new();
 
 /// The settings of connections. The environment gives the values; the program may override them.
 ///
@@ -401,6 +404,7 @@ fn conn_settings(params: &Params<'_>, program: conn::CommSettings) -> conn::Comm
             after_ns: u64::from(params.stall_ms) * 1_000_000,
             process: Process::new(std::process::id(), &hostname()),
             is_recorded: params.recorder,
+            process_wait: Some(&PROCESS_WAIT),
             ..program.stall
         },
         ..program

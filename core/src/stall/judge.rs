@@ -56,7 +56,15 @@ fn in_order<T>(role: Role, own: T, theirs: T) -> [T; 2] {
 /// A verdict without a known last call of the program at fault.
 fn verdict(cause: Cause, processes: [Process; 2], waiting: &EndView) -> Verdict {
     let EndView { still_ms, wait, .. } = *waiting;
-    Verdict { cause, processes, still_ms, call_ms: u32::MAX, wait, own: OwnNetwork::default() }
+    Verdict {
+        cause,
+        processes,
+        still_ms,
+        call_ms: u32::MAX,
+        wait,
+        elsewhere: None,
+        own: OwnNetwork::default(),
+    }
 }
 
 fn judge_both(sender: &EndView, receiver: &EndView) -> Option<Verdict> {
@@ -64,15 +72,20 @@ fn judge_both(sender: &EndView, receiver: &EndView) -> Option<Verdict> {
         return None;
     }
     let cause = cause(sender, receiver);
-    let (call_ms, wait) = match cause.culprit() {
-        Some(Role::Sender) => (sender.call_ms, receiver.wait),
-        Some(Role::Receiver) => (receiver.call_ms, sender.wait),
-        None => (u32::MAX, sender.wait),
+    let (call_ms, own_wait, wait) = match cause.culprit() {
+        Some(Role::Sender) => (sender.call_ms, sender.wait, receiver.wait),
+        Some(Role::Receiver) => (receiver.call_ms, receiver.wait, sender.wait),
+        None => (u32::MAX, Wait::None, sender.wait),
+    };
+    let elsewhere = match own_wait {
+        Wait::Elsewhere(peer) => Some(peer),
+        _ => None,
     };
     let still = |view: &EndView| if view.is_waiting { view.still_ms } else { 0 };
     let still_ms = still(sender).max(still(receiver));
     let processes = [sender.process, receiver.process];
-    Some(Verdict { cause, processes, still_ms, call_ms, wait, own: OwnNetwork::default() })
+    let own = OwnNetwork::default();
+    Some(Verdict { cause, processes, still_ms, call_ms, wait, elsewhere, own })
 }
 
 /// Whether the program at an end has made no call for as long as the connection stands still.

@@ -2,6 +2,7 @@
 
 use core::fmt;
 
+use super::other_wait::OtherPeer;
 use super::view::{OwnNetwork, Process, Role, Wait};
 
 /// Why nothing moves on a connection, and whose fault that is. Its display is one sentence, the same at both
@@ -18,6 +19,8 @@ pub struct Verdict {
     pub call_ms: u32,
     /// The call that the program at the other end repeats.
     pub wait: Wait,
+    /// The peer for which the program at fault waits on another connection: look there first.
+    pub elsewhere: Option<OtherPeer>,
     /// The knowledge of this end alone about its network.
     pub own: OwnNetwork,
 }
@@ -250,6 +253,13 @@ impl fmt::Display for Verdict {
             self.write_own(f)?;
         }
         let Some(end) = cause.culprit() else { return Ok(()) };
+        if let Some(other) = self.elsewhere {
+            return write!(
+                f,
+                "; {} waits for {other} on another connection: look there first",
+                self.named(end)
+            );
+        }
         if self.call_ms != u32::MAX {
             write!(f, "; its program's last call was {} ago", Seconds(self.call_ms))?;
         }

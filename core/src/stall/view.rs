@@ -1,10 +1,13 @@
 //! An end's view of its direction of a connection, and its bytes on the wire.
 
 use core::fmt;
+use core::net::Ipv4Addr;
 
 use static_assertions::assert_eq_size;
 use zerocopy::byteorder::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use super::other_wait::OtherPeer;
 
 /// Bytes of a host's name in a view. A longer name is cut.
 pub const HOST_BYTES: usize = 32;
@@ -29,7 +32,8 @@ pub enum Role {
     Receiver,
 }
 
-/// The call that the program at an end repeats, because the call could do nothing yet.
+/// The call that the program at an end repeats, because the call could do nothing yet. A peer that does not know a
+/// kind of wait takes it for none, so new kinds need no new version of the wire.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Wait {
     /// The program repeats no call.
@@ -46,6 +50,8 @@ pub enum Wait {
     Test,
     /// The program wants to post a receive, and no request is free.
     Recv,
+    /// The program makes no call here. It waits for this peer on another connection of its process.
+    Elsewhere(OtherPeer),
 }
 
 /// The knowledge of an end about its direction of a connection. By default nothing has begun at the end.
@@ -103,7 +109,8 @@ impl OwnNetwork {
     }
 }
 
-/// A view on the wire, little-endian.
+/// A view on the wire, little-endian. If the program waits elsewhere, the wait's tag is the other peer's process,
+/// and the wait's length is its IPv4 address.
 ///
 /// ```text
 /// byte 0       8      16     24       28      32       36       40      44
@@ -152,6 +159,7 @@ impl EndView {
             Wait::Send { tag, len } => (1, tag, len),
             Wait::Test => (2, 0, 0),
             Wait::Recv => (3, 0, 0),
+            Wait::Elsewhere(OtherPeer { pid, ip }) => (4, pid, ip.to_bits()),
         };
         let flag = |is_set, bit| if is_set { bit } else { 0 };
         let flags = flag(self.is_waiting, IS_WAITING)
@@ -186,6 +194,10 @@ impl EndView {
             1 => Wait::Send { tag: b.wait_tag.get(), len: b.wait_len.get() },
             2 => Wait::Test,
             3 => Wait::Recv,
+            4 => {
+                let (pid, ip) = (b.wait_tag.get(), Ipv4Addr::from_bits(b.wait_len.get()));
+                Wait::Elsewhere(OtherPeer { pid, ip })
+            }
             _ => Wait::None,
         };
         EndView {

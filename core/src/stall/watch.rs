@@ -1,6 +1,9 @@
 //! Watches one end: notices that it stands still, asks the peer, and warns.
 
+use core::net::SocketAddr;
+
 use super::judge::{Contact, judge};
+use super::other_wait::{OtherPeer, ProcessWait};
 use super::verdict::Verdict;
 use super::view::{EndView, OwnNetwork, Process, Role, Wait};
 use crate::error::Ends;
@@ -28,6 +31,8 @@ pub struct StallSettings {
     pub is_recorded: bool,
     /// The process of this end.
     pub process: Process,
+    /// The longest wait of the process, if its ends share one.
+    pub process_wait: Option<&'static ProcessWait>,
 }
 
 /// How far an end is.
@@ -63,6 +68,8 @@ pub struct Watch {
     moves_in_calls: bool,
     /// Whether the peer exchanges views.
     is_shared: bool,
+    /// The peer, as the peers of other connections hear of it.
+    peer: OtherPeer,
     counts: Counts,
     looked_ns: u64,
     /// When the end last made progress, or began to wait.
@@ -99,6 +106,7 @@ impl Watch {
             role,
             moves_in_calls,
             is_shared,
+            peer: OtherPeer::new(Process::default(), None),
             counts: Counts::default(),
             looked_ns: 0,
             moved_ns: 0,
@@ -230,11 +238,7 @@ impl Watch {
     /// Whether the end waits: the network or the peer owes it something, or its program owes it a test.
     fn is_waiting_now(&self, now_ns: u64) -> bool {
         let Counts { begun, done, untested, is_recovering, .. } = self.counts;
-        // Of the calls between two looks only the first is noted.
-        let is_of_this_look = self.wait_ns >= self.looked_ns;
-        let gap_ns = if is_of_this_look { now_ns.saturating_sub(self.looked_ns) } else { 0 };
-        let is_recent = now_ns.saturating_sub(self.wait_ns) <= WAITS_WITHIN_NS.max(4 * gap_ns);
-        let calls = self.wait != Wait::None && (is_recent || self.is_parked(now_ns));
+        let calls = self.repeats_call(now_ns);
         if is_recovering {
             return true;
         }
@@ -244,6 +248,15 @@ impl Watch {
             (_, Wait::Test | Wait::Recv) if calls => true,
             _ => untested > 0 && !self.settings.is_judged_above,
         }
+    }
+
+    /// Whether the program repeats a call, or sleeps in one.
+    fn repeats_call(&self, now_ns: u64) -> bool {
+        // Of the calls between two looks only the first is noted.
+        let is_of_this_look = self.wait_ns >= self.looked_ns;
+        let gap_ns = if is_of_this_look { now_ns.saturating_sub(self.looked_ns) } else { 0 };
+        let is_recent = now_ns.saturating_sub(self.wait_ns) <= WAITS_WITHIN_NS.max(4 * gap_ns);
+        self.wait != Wait::None && (is_recent || self.is_parked(now_ns))
     }
 
     /// Whether the program sleeps in a wait.
@@ -309,7 +322,35 @@ impl Watch {
             untested,
             still_ms: to_ms(self.still_ns(now_ns)),
             call_ms: call_ns.map_or(u32::MAX, |call_ns| to_ms(now_ns.saturating_sub(call_ns))),
-            wait: if is_recent { self.wait } else { Wait::None },
+            wait: match self.wait {
+                wait if is_recent && wait != Wait::None => wait,
+                _ => self.elsewhere(now_ns).map_or(Wait::None, Wait::Elsewhere),
+            },
+        }
+    }
+
+    /// The other peer for which the process waits, if that wait may be the reason why this end makes no call.
+    fn elsewhere(&self, now_ns: u64) -> Option<OtherPeer> {
+        let (peer, since_ns) = self.settings.process_wait?.longest(now_ns)?;
+        let least_ns = (self.settings.after_ns / 2).max(WAITS_WITHIN_NS);
+        let is_long = now_ns.saturating_sub(since_ns) >= least_ns;
+        (is_long && peer != self.peer).then_some(peer)
+    }
+
+    /// Tells the other ends of the process if its program waits for the peer, which is another process and may be at
+    /// fault.
+    fn tell_process(&mut self, peer: Option<SocketAddr>, now_ns: u64) {
+        let Some(process_wait) = self.settings.process_wait else { return };
+        let process = self.answer.map_or(Process::default(), |(view, _)| view.process);
+        self.peer = OtherPeer::new(process, peer);
+        let is_at_fault =
+            self.verdict.is_some_and(|verdict| verdict.cause.culprit() == Some(self.role));
+        if process != self.settings.process
+            && !is_at_fault
+            && self.is_waiting_now(now_ns)
+            && self.repeats_call(now_ns)
+        {
+            process_wait.note(self.peer, self.moved_ns, now_ns);
         }
     }
 
@@ -379,6 +420,7 @@ impl Watch {
             verdict.tell(ends);
         }
         ends.stall = self.verdict;
+        self.tell_process(ends.peer, now_ns);
         self.to_send(now_ns)
     }
 

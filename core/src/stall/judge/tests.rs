@@ -4,6 +4,7 @@ use std::format;
 use std::string::{String, ToString};
 
 use super::*;
+use crate::stall::OtherPeer;
 
 /// A sender and a receiver that wait for nothing: four messages are through and tested.
 fn ends() -> [EndView; 2] {
@@ -55,6 +56,26 @@ fn a_receiver_without_a_receive_is_named_with_its_process_and_its_last_call() {
         "the receiver (pid 22 on b) has posted no receive for 12.3 s, and the sender (pid 11 on a) \
          waits to send 99 bytes with tag 0x7; its program's last call was 15.0 s ago; look at that \
          program's stack (gdb -p 22, py-spy dump -p 22)"
+    );
+}
+
+#[test]
+fn a_program_that_waits_on_another_connection_is_not_to_be_looked_at() {
+    let [sender, receiver] = ends();
+    let wait = Wait::Elsewhere(OtherPeer { pid: 33, ip: [192, 0, 2, 3].into() });
+    let verdict = both(waiting(sender, SEND), EndView { wait, call_ms: 15_000, ..receiver });
+    assert_eq!(
+        verdict.unwrap().to_string(),
+        "the receiver (pid 22 on b) has posted no receive for 12.3 s, and the sender (pid 11 on a) \
+         waits to send 99 bytes with tag 0x7; the receiver (pid 22 on b) waits for pid 33 at \
+         192.0.2.3 on another connection: look there first"
+    );
+    let sender = EndView { wait, seen: 5, ..sender };
+    let receiver = EndView { begun: 5, ..waiting(receiver, Wait::Test) };
+    let text = both(sender, receiver).unwrap().to_string();
+    assert!(
+        text.contains("the sender (pid 11 on a) waits for pid 33") && !text.contains("stack"),
+        "{text}"
     );
 }
 
@@ -271,7 +292,8 @@ fn every_verdict_names_both_ends_and_the_time() {
     let processes = [sender.process, receiver.process];
     for cause in causes {
         let own = OwnNetwork::default();
-        let verdict = Verdict { cause, processes, still_ms: 12_345, call_ms: 1, wait: SEND, own };
+        let (still_ms, call_ms, wait, elsewhere) = (12_345, 1, SEND, None);
+        let verdict = Verdict { cause, processes, still_ms, call_ms, wait, elsewhere, own };
         let text = format!("{verdict}");
         assert!(text.contains("12.3 s"), "{text}");
         assert!(text.contains("pid 22 on b") || text.contains("pid 11 on a"), "{text}");

@@ -8,7 +8,7 @@ const LOOK_NS: u64 = 50 * MS;
 
 fn settings(name: &str) -> StallSettings {
     let process = Process::new(7, name);
-    StallSettings { after_ns: LIMIT_NS, is_judged_above: false, is_recorded: false, process }
+    StallSettings { after_ns: LIMIT_NS, process, ..StallSettings::default() }
 }
 
 /// Two ends of a connection, whose keepers look every 50 ms.
@@ -274,4 +274,47 @@ fn a_request_that_nobody_tests_is_warned_of_once_each_time() {
         assert!(warnings.len() <= 3, "{warnings:?}");
         assert!(warnings.is_sorted_by(|one, next| next >= &(one + 8)), "{warnings:?}");
     }
+}
+
+/// An end whose program repeats a call or makes none, for 20 s, beside other ends of its process.
+fn process_of(peers: [(u32, Wait); 2]) -> [Watch; 2] {
+    let process_wait = Some(&*std::boxed::Box::leak(std::boxed::Box::new(ProcessWait::new())));
+    let settings = StallSettings { process_wait, ..settings("b") };
+    let mut ends = [Ends::default(), Ends::default()];
+    let mut watches =
+        [Role::Receiver, Role::Sender].map(|role| Watch::new(settings, role, true, false));
+    for (watch, (pid, _)) in watches.iter_mut().zip(peers) {
+        watch.heard(
+            EndView { process: Process { pid, ..settings.process }, ..EndView::default() },
+            false,
+        );
+    }
+    for now_ns in (LOOK_NS..2 * LIMIT_NS).step_by(LOOK_NS as usize) {
+        for ((watch, (_, wait)), ends) in watches.iter_mut().zip(peers).zip(&mut ends) {
+            ends.peer = Some(([192, 0, 2, 1], 1).into());
+            if wait != Wait::None {
+                watch.called(wait, now_ns);
+            }
+            watch.attend(Counts::default(), now_ns, OwnNetwork::default, ends);
+        }
+    }
+    watches
+}
+
+#[test]
+fn an_end_without_calls_tells_for_whom_its_process_waits_on_another_connection() {
+    let wait_of = |peers| process_of(peers)[0].view(2 * LIMIT_NS).wait;
+    let third = OtherPeer { pid: 33, ip: [192, 0, 2, 1].into() };
+    assert_eq!(wait_of([(11, Wait::None), (33, SEND)]), Wait::Elsewhere(third));
+    assert_eq!(wait_of([(11, Wait::Test), (33, SEND)]), Wait::Test, "it calls here too");
+    assert_eq!(wait_of([(11, Wait::None), (33, Wait::None)]), Wait::None, "it waits for nobody");
+    assert_eq!(wait_of([(33, Wait::None), (33, SEND)]), Wait::None, "both have the peer");
+    assert_eq!(wait_of([(11, Wait::None), (7, SEND)]), Wait::None, "it waits for itself");
+}
+
+#[test]
+fn a_wait_that_has_ended_is_told_for_four_seconds_at_most() {
+    let [here, _] = process_of([(11, Wait::None), (33, SEND)]);
+    assert_ne!(here.view(2 * LIMIT_NS + 3_000 * MS).wait, Wait::None);
+    assert_eq!(here.view(2 * LIMIT_NS + 5_000 * MS).wait, Wait::None);
 }

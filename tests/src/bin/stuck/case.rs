@@ -6,6 +6,9 @@ use crate::rank::CULPRIT;
 pub(crate) enum Kind {
     /// Two ends of a connection over the software NIC or TCP, on two hosts.
     Ends(&'static str),
+    /// Three processes over the software NIC or TCP: the first one sends to the second one, which sends to the third.
+    /// The second one has a host of its own.
+    Chain(&'static str),
     /// Four ranks over the software NIC or TCP, two on each of two hosts.
     Ranks(&'static str),
     /// Four ranks of one host, which share memory.
@@ -70,10 +73,15 @@ const fn none(name: &'static str, kind: Kind, act: Act) -> Case {
 
 const NIC_ENDS: Kind = Kind::Ends("soft");
 const TCP_ENDS: Kind = Kind::Ends("socket");
+const NIC_CHAIN: Kind = Kind::Chain("soft");
+const TCP_CHAIN: Kind = Kind::Chain("socket");
 const SOFT: Kind = Kind::Ranks("soft");
 const TCP: Kind = Kind::Ranks("socket");
 /// The culprit among the ranks, at the beginning of a verdict. Other ranks are named in its middle.
 const RANK: &str = ": rank 2 (pid PID2 on ";
+/// The first process of a chain hears that the second one waits for the third one, which the others name.
+const CHAIN_LAST: &[&str] =
+    &["waits for pid PID2 at |the receiver (pid PID2 on |process of the receiver (pid PID2 on "];
 const STOPPED: &[&str] = &["pid PID2 on ", "does not answer"];
 const HOST_GONE: &[&str] =
     &["rank 2 (pid PID2 on |rank 3 (pid PID3 on ", "does not answer, nor does its host"];
@@ -228,6 +236,10 @@ pub(crate) const CASES: &[Case] = &[
     dies("a receiver runs out of memory, TCP", TCP_ENDS, "memory"),
     Case { is_none: true, ..case("a slow receiver, TCP", TCP_ENDS, "slow receiver", &[]) },
     Case { is_none: true, ..case("a slow receiver", NIC_ENDS, "slow receiver", &[]) },
+    case("no receive at the end of a chain", NIC_CHAIN, "no receive", CHAIN_LAST),
+    case("no receive at the end of a chain, TCP", TCP_CHAIN, "no receive", CHAIN_LAST),
+    acted("SIGSTOP at the end of a chain", NIC_CHAIN, Act::Stop(2), CHAIN_LAST),
+    acted("SIGSTOP at the end of a chain, TCP", TCP_CHAIN, Act::Stop(2), CHAIN_LAST),
     case(
         "a rank does not enter, shared memory",
         Kind::Shared,

@@ -1,12 +1,14 @@
 //! An end of a connection, which works well until the fault begins.
 
+use std::ops::Range;
 use std::path::Path;
 use std::process::ExitCode;
 use std::thread;
 use std::time::Duration;
 
 use invar::{
-    Device, DeviceKind, Error, Handle, Listener, MemoryRegion, Request, SendComm, Settings,
+    Device, DeviceKind, Error, Handle, Listener, MemoryRegion, RecvComm, Request, SendComm,
+    Settings,
 };
 use invar_testkit::library::first_device;
 use rustix::process::{Resource, Rlimit, setrlimit};
@@ -26,7 +28,8 @@ pub(crate) fn run(dir: &Path, role: &str, fault: &str) -> ExitCode {
     let settings = Settings::from_env().expect("valid settings");
     let done = match role {
         "send" => send(dir, fault, &settings),
-        _ => recv(dir, fault, &settings),
+        "relay" => relay(dir, &settings),
+        role => recv(dir, role, fault, &settings),
     };
     if let Err(error) = done {
         eprintln!("error: {error}");
@@ -42,15 +45,81 @@ fn device(host: usize, settings: &Settings) -> Result<Device, Error> {
     }
 }
 
-fn recv(dir: &Path, fault: &str, settings: &Settings) -> Result<(), Error> {
+/// Accepts a connection, whose handle is in the file `handle`.
+fn accept(
+    dir: &Path,
+    handle: &str,
+    device: &Device,
+    settings: &Settings,
+) -> Result<RecvComm, Error> {
+    let listener = Listener::bind(device, settings)?;
+    write_whole(&dir.join(handle), listener.handle().as_bytes());
+    listener.accept_within(Duration::from_secs(20))
+}
+
+/// Connects to the handle in the file `handle`.
+fn connect(
+    dir: &Path,
+    handle: &str,
+    device: &Device,
+    settings: &Settings,
+) -> Result<SendComm, Error> {
+    let bytes = read_when_there(&dir.join(handle));
+    let handle = Handle::from_bytes(bytes.as_slice().try_into().expect("a handle"))?;
+    SendComm::connect(device, &handle, settings)?.wait()
+}
+
+/// Receives each message and sends it on, until the next process takes none.
+fn relay(dir: &Path, settings: &Settings) -> Result<(), Error> {
     let device = device(1, settings)?;
-    let listener = Listener::bind(&device, settings)?;
-    write_whole(&dir.join("handle"), listener.handle().as_bytes());
-    let mut recv = listener.accept_within(Duration::from_secs(20))?;
+    let mut send = connect(dir, "last", &device, settings)?;
+    let mut recv = accept(dir, "recv", &device, settings)?;
+    let memory = MemoryRegion::new(&device, BYTES)?;
+    for message in 0.. {
+        if message == MESSAGES {
+            begin(dir, "relay");
+        }
+        receive(&mut recv, &[(&memory, 0..BYTES, TAG)])?;
+        let sent = begin_send(&mut send, &memory, BYTES)?;
+        while send.test(&sent)?.is_none() {
+            thread::yield_now();
+        }
+    }
+    Ok(())
+}
+
+/// Receives a message, or a group.
+fn receive(recv: &mut RecvComm, bufs: &[(&MemoryRegion, Range<usize>, u32)]) -> Result<(), Error> {
+    let receive = loop {
+        if let Some(receive) = recv.irecv(bufs)? {
+            break receive;
+        }
+        thread::yield_now();
+    };
+    while recv.test(&receive)?.is_none() {
+        thread::yield_now();
+    }
+    Ok(())
+}
+
+/// Begins to send a message once the peer has posted its receive.
+fn begin_send(send: &mut SendComm, from: &MemoryRegion, len: usize) -> Result<Request, Error> {
+    loop {
+        if let Some(request) = send.isend(from, 0..len, TAG)? {
+            return Ok(request);
+        }
+        thread::yield_now();
+    }
+}
+
+/// Receives messages. `role` is the process' name, and that of its handle's file.
+fn recv(dir: &Path, role: &str, fault: &str, settings: &Settings) -> Result<(), Error> {
+    let device = device(usize::from(role == "recv"), settings)?;
+    let mut recv = accept(dir, role, &device, settings)?;
     let to = MemoryRegion::new(&device, BYTES)?;
     for message in 0.. {
         if message == MESSAGES {
-            begin(dir, "recv");
+            begin(dir, role);
         }
         let has_begun = is_begun(dir);
         match fault {
@@ -72,15 +141,7 @@ fn recv(dir: &Path, fault: &str, settings: &Settings) -> Result<(), Error> {
             [_] => vec![(&to, 0..BYTES, tag)],
             group => group.to_vec(),
         };
-        let receive = loop {
-            if let Some(receive) = recv.irecv(&bufs)? {
-                break receive;
-            }
-            thread::yield_now();
-        };
-        while recv.test(&receive)?.is_none() {
-            thread::yield_now();
-        }
+        receive(&mut recv, &bufs)?;
         if fault == "slow receiver" && has_begun {
             thread::sleep(Duration::from_millis(500));
         }
@@ -90,9 +151,7 @@ fn recv(dir: &Path, fault: &str, settings: &Settings) -> Result<(), Error> {
 
 fn send(dir: &Path, fault: &str, settings: &Settings) -> Result<(), Error> {
     let device = device(0, settings)?;
-    let bytes = read_when_there(&dir.join("handle"));
-    let handle = Handle::from_bytes(bytes.as_slice().try_into().expect("a handle"))?;
-    let mut send = SendComm::connect(&device, &handle, settings)?.wait()?;
+    let mut send = connect(dir, "recv", &device, settings)?;
     let from = MemoryRegion::new(&device, BYTES)?;
     let mut message = 0;
     loop {
@@ -104,12 +163,7 @@ fn send(dir: &Path, fault: &str, settings: &Settings) -> Result<(), Error> {
             park();
         }
         let len = if fault == "group" { BYTES / 2 } else { BYTES };
-        let request: Request = loop {
-            if let Some(request) = send.isend(&from, 0..len, TAG)? {
-                break request;
-            }
-            thread::yield_now();
-        };
+        let request = begin_send(&mut send, &from, len)?;
         if fault == "no test of sends" && is_begun(dir) {
             continue;
         }

@@ -84,7 +84,7 @@ fn run(case: &Case) -> Result<Outcome, String> {
     fs::create_dir(&dir.0).map_err(|error| error.to_string())?;
     let (lines, said) = channel();
     let hub = match case.kind {
-        Kind::Ends(_) => None,
+        Kind::Ends(_) | Kind::Chain(_) => None,
         _ => Some(hosts.call(0, || hub(&dir.0))),
     };
     let processes = Processes(start(case, &hosts, &dir.0, &lines));
@@ -152,6 +152,7 @@ fn signal(pid: u32, signal: Signal) -> Result<(), String> {
 fn host_of(case: &Case, at: usize) -> usize {
     match case.kind {
         Kind::Ends(_) => at,
+        Kind::Chain(_) => at % 2,
         Kind::Ranks(_) => at / 2,
         Kind::Shared => 0,
     }
@@ -228,6 +229,7 @@ fn is_verdict(line: &str) -> bool {
 fn names(case: &Case) -> Vec<String> {
     match case.kind {
         Kind::Ends(_) => ["send", "recv"].map(str::to_owned).into(),
+        Kind::Chain(_) => ["send", "relay", "last"].map(str::to_owned).into(),
         _ => (0..RANKS).map(|rank| rank.to_string()).collect(),
     }
 }
@@ -237,7 +239,7 @@ fn start(case: &Case, hosts: &Hosts, dir: &Path, lines: &Sender<(usize, String)>
     let names = names(case);
     let start = |(at, name): (usize, &String)| {
         let (what, transport) = match case.kind {
-            Kind::Ends(transport) => ("end", transport),
+            Kind::Ends(transport) | Kind::Chain(transport) => ("end", transport),
             Kind::Ranks(transport) => ("rank", transport),
             Kind::Shared => ("rank", "soft"),
         };
