@@ -188,8 +188,9 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
             host_answers: line.host_answers(),
             port_trouble: verbs.port_trouble(verbs.lead()),
             rails_down: rails.down().0,
+            counted: None,
         };
-        let view = stalls.attend(counts, now_ns, own, ends);
+        let view = stalls.attend(counts, now_ns, own, || verbs.nic.counters(), ends);
         if let Some((view, asks)) = view {
             line.send(&Control::View { view, asks });
         }

@@ -89,10 +89,20 @@ impl NicCounters {
     /// The sum, counter by counter, as of the rails of a NIC.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
-        let (mut sum, other) = (self.to_array(), other.to_array());
-        for (count, more) in sum.iter_mut().zip(other) {
-            *count = count.saturating_add(more);
+        self.with(other, u64::saturating_add)
+    }
+
+    /// The increase of each counter since `older` was read.
+    #[must_use]
+    pub fn since(self, older: Self) -> Self {
+        self.with(older, u64::saturating_sub)
+    }
+
+    fn with(self, other: Self, join: fn(u64, u64) -> u64) -> Self {
+        let (mut counters, other) = (self.to_array(), other.to_array());
+        for (count, of_other) in counters.iter_mut().zip(other) {
+            *count = join(*count, of_other);
         }
-        Self::from_array(sum)
+        Self::from_array(counters)
     }
 }

@@ -4,6 +4,7 @@ use core::fmt;
 
 use super::other_wait::OtherPeer;
 use super::view::{OwnNetwork, Process, Role, Wait};
+use crate::nic::NicCounters;
 
 /// Why nothing moves on a connection, and whose fault that is. Its display is one sentence, the same at both
 /// ends. If the network is at fault, the sentence goes on with what this end alone knows of the network.
@@ -287,7 +288,16 @@ impl Verdict {
         for rail in (0..u8::BITS).filter(|rail| self.own.rails_down >> rail & 1 != 0) {
             write!(f, "; rail {rail} is down")?;
         }
-        Ok(())
+        let Some((counted, ms)) = self.own.counted else { return Ok(()) };
+        let NicCounters { retransmitted_packets: again, out_of_order_packets: early, .. } = counted;
+        let NicCounters { ack_timeouts: late, corrupt_packets, dropped_packets, .. } = counted;
+        let lost = corrupt_packets.saturating_add(dropped_packets);
+        write!(
+            f,
+            "; in {} of the stall this end's NIC counts {again} packets sent again, {early} out of \
+             order, {lost} dropped and {late} late acknowledges, of all its connections",
+            Seconds(ms)
+        )
     }
 
     fn write_wait(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

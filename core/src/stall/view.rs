@@ -8,6 +8,7 @@ use zerocopy::byteorder::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::other_wait::OtherPeer;
+use crate::nic::NicCounters;
 
 /// Bytes of a host's name in a view. A longer name is cut.
 pub const HOST_BYTES: usize = 32;
@@ -100,6 +101,9 @@ pub struct OwnNetwork {
     pub port_trouble: Option<&'static str>,
     /// The rails of the connection that do not carry data although they could, a bit for each rail.
     pub rails_down: u8,
+    /// What this end's NIC has counted for all its connections during the stall, and for how many milliseconds.
+    /// `None` if the end has no NIC, or its NIC has no counters.
+    pub counted: Option<(NicCounters, u32)>,
 }
 
 impl OwnNetwork {

@@ -8,6 +8,7 @@ use super::verdict::Verdict;
 use super::view::{EndView, OwnNetwork, Process, Role, Wait};
 use crate::error::Ends;
 use crate::metrics::{EndNumbers, Sampler};
+use crate::nic::NicCounters;
 
 const MS: u64 = 1_000_000;
 /// A program that waits repeats its call at least this often, unless it has [parked](Watch::park).
@@ -81,6 +82,9 @@ pub struct Watch {
     parked_ns: Option<u64>,
     /// Whether the next call of the program is to be noted.
     is_armed: bool,
+    /// The NIC's counters when the end was first seen to stand still, and that time. `None` while it moves, or if the
+    /// NIC has no counters.
+    counted: Option<(NicCounters, u64)>,
     /// The first ask since the peer's last view, and the time of the next one.
     asked_ns: Option<u64>,
     next_ask_ns: u64,
@@ -115,6 +119,7 @@ impl Watch {
             wait_ns: 0,
             parked_ns: None,
             is_armed: false,
+            counted: None,
             asked_ns: None,
             next_ask_ns: 0,
             owes_answer: false,
@@ -406,15 +411,26 @@ impl Watch {
     }
 
     /// Takes the counts of a look, warns if it is time, and keeps the verdict in `ends`. Returns what
-    /// [`Watch::to_send`] returns. `own` is as for [`Watch::warning`].
+    /// [`Watch::to_send`] returns. `own` is as for [`Watch::warning`], and `counters` returns those of the end's NIC.
     pub fn attend(
         &mut self,
         counts: Counts,
         now_ns: u64,
         own: impl FnOnce() -> OwnNetwork,
+        counters: impl Fn() -> NicCounters,
         ends: &mut Ends,
     ) -> Option<(EndView, bool)> {
         self.look(counts, now_ns);
+        if self.still_ns(now_ns) == 0 {
+            self.counted = None;
+        } else if self.counted.is_none() {
+            let has_any = |counters: &NicCounters| *counters != NicCounters::default();
+            self.counted = Some(counters()).filter(has_any).map(|before| (before, now_ns));
+        }
+        let counted = self.counted;
+        let grown =
+            |(before, at_ns)| (counters().since(before), to_ms(now_ns.saturating_sub(at_ns)));
+        let own = || OwnNetwork { counted: counted.map(grown), ..own() };
         // What was sent before now has had time to arrive.
         if let Some(verdict) = self.warning(now_ns, own) {
             verdict.tell(ends);

@@ -9,6 +9,7 @@ use invar_core::conn::{Stream, StreamError};
 use invar_core::error::{Ends, Error};
 use invar_core::fifo::RECVS_MAX;
 use invar_core::metrics::EndNumbers;
+use invar_core::nic::NicCounters;
 use invar_core::socket::{
     FRAME_BYTES, Links, Posted, Receiver, RecvStep, Target, VIEW_FRAME_BYTES, ViewFrame,
 };
@@ -168,7 +169,7 @@ impl RecvComm {
         self.read_views();
         let Self { receiver, watch, control, ends, .. } = self;
         let network = || OwnNetwork::of_host(control.host_answers());
-        let own = watch.attend(receiver.counts(), now_ns, network, ends);
+        let own = watch.attend(receiver.counts(), now_ns, network, NicCounters::default, ends);
         self.tell();
         // News on their way tell the peer enough. A peer that still waits asks again.
         if let Some((view, asks)) = own

@@ -9,6 +9,7 @@ use invar_core::conn::{Stream, StreamError};
 use invar_core::error::{Ends, Error};
 use invar_core::fifo::DEPTH_MAX;
 use invar_core::metrics::EndNumbers;
+use invar_core::nic::NicCounters;
 use invar_core::socket::{FRAME_BYTES, Links, Outgoing, Sender, VIEW_FRAME_BYTES, ViewFrame};
 use invar_core::stall::{OwnNetwork, Role, StallSettings, Wait, Watch};
 
@@ -207,7 +208,7 @@ impl SendComm {
             watch.heard(view, asks);
         }
         let network = || OwnNetwork::of_host(control.host_answers());
-        let own = watch.attend(sender.counts(), now_ns, network, ends);
+        let own = watch.attend(sender.counts(), now_ns, network, NicCounters::default, ends);
         // A view that is on its way tells the peer enough.
         if let Some((view, asks)) = own
             && self.view_unsent.is_empty()

@@ -4,6 +4,7 @@ use std::format;
 use std::string::{String, ToString};
 
 use super::*;
+use crate::nic::NicCounters;
 use crate::stall::OtherPeer;
 
 /// A sender and a receiver that wait for nothing: four messages are through and tested.
@@ -266,6 +267,29 @@ fn a_verdict_on_the_network_says_which_port_and_which_rails_of_this_end_are_down
     let text = verdict.to_string();
     let end = "; this end's port has a fault: the port is down; rail 1 is down; rail 3 is down";
     assert!(text.ends_with(end), "{text}");
+}
+
+#[test]
+fn a_verdict_on_the_network_says_how_the_counters_of_this_ends_nic_have_grown() {
+    let [sender, receiver] = ends();
+    let before = NicCounters { ack_timeouts: 7, ..NicCounters::default() };
+    let now = NicCounters {
+        retransmitted_packets: 14,
+        out_of_order_packets: 3,
+        ack_timeouts: 12,
+        corrupt_packets: 1,
+        dropped_packets: 1,
+        ..NicCounters::default()
+    };
+    let own = OwnNetwork { counted: Some((now.since(before), 9_800)), ..OwnNetwork::default() };
+    let sent = EndView { begun: 6, seen: 6, ..waiting(sender, Wait::Test) };
+    let posted = EndView { begun: 6, ..waiting(receiver, Wait::Test) };
+    let text = judge(Role::Sender, &sent, &Contact::View(posted), own).unwrap().to_string();
+    let end = "; in 9.8 s of the stall this end's NIC counts 14 packets sent again, 3 out of order, 2 \
+               dropped and 5 late acknowledges, of all its connections";
+    assert!(text.ends_with(end), "{text}");
+    let program = judge(Role::Sender, &waiting(sender, SEND), &Contact::View(receiver), own);
+    assert!(!program.unwrap().to_string().contains("NIC"), "the network is not at fault");
 }
 
 #[test]

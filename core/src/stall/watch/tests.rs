@@ -295,7 +295,13 @@ fn process_of(peers: [(u32, Wait); 2]) -> [Watch; 2] {
             if wait != Wait::None {
                 watch.called(wait, now_ns);
             }
-            watch.attend(Counts::default(), now_ns, OwnNetwork::default, ends);
+            watch.attend(
+                Counts::default(),
+                now_ns,
+                OwnNetwork::default,
+                NicCounters::default,
+                ends,
+            );
         }
     }
     watches
@@ -317,4 +323,22 @@ fn a_wait_that_has_ended_is_told_for_four_seconds_at_most() {
     let [here, _] = process_of([(11, Wait::None), (33, SEND)]);
     assert_ne!(here.view(2 * LIMIT_NS + 3_000 * MS).wait, Wait::None);
     assert_eq!(here.view(2 * LIMIT_NS + 5_000 * MS).wait, Wait::None);
+}
+
+#[test]
+fn the_counters_of_a_verdict_are_those_since_the_stall_began() {
+    let mut watch = Watch::new(settings("a"), Role::Sender, false, false);
+    let (mut ends, mut counters) = (Ends::default(), NicCounters::default());
+    let mut counts = Counts { begun: 1, ..Counts::default() };
+    for stall in 1..=2 {
+        counts = Counts { begun: stall, done: stall - 1, ..counts };
+        let began_ns = (stall - 1) * 2 * LIMIT_NS;
+        for now_ns in (began_ns + LOOK_NS..began_ns + 2 * LIMIT_NS).step_by(LOOK_NS as usize) {
+            counters.ack_timeouts += 1;
+            watch.attend(counts, now_ns, OwnNetwork::default, || counters, &mut ends);
+        }
+        let (counted, ms) = watch.verdict().unwrap().own.counted.unwrap();
+        assert_eq!(counted.ack_timeouts * LOOK_NS / MS, ms.into());
+        assert!(u64::from(ms) * MS <= LIMIT_NS && u64::from(ms) * MS >= LIMIT_NS - 2 * LOOK_NS);
+    }
 }

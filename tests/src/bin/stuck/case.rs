@@ -151,13 +151,13 @@ pub(crate) const CASES: &[Case] = &[
         "UDP lost towards the receiver",
         NIC_ENDS,
         Act::Ip(0, LOSE_UDP),
-        &["the network from the sender"],
+        &["the network from the sender", "this end's NIC counts"],
     ),
     acted(
         "UDP lost towards the sender",
         NIC_ENDS,
         Act::Ip(1, LOSE_UDP),
-        &["the network from the receiver"],
+        &["the network from the receiver", "this end's NIC counts"],
     ),
     acted(
         "all lost towards the receiver",
