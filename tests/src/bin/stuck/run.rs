@@ -1,5 +1,6 @@
 //! Runs the cases: starts the processes, brings the fault about, and reads what they say.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -27,11 +28,13 @@ const RIGHT_MIN: f64 = 0.95;
 pub(crate) fn run_all(only: &str) -> ExitCode {
     println!("{:<42} {:>8}  said", "fault", "seconds");
     let (mut right, mut count, mut is_wrong) = (0, 0, false);
+    let mut skipped = BTreeMap::<String, Vec<&str>>::new();
     for case in CASES.iter().filter(|case| case.name.contains(only)) {
         let outcome = match run(case) {
             Ok(outcome) => outcome,
             Err(error) => {
-                println!("{:<42} skipped: {error}", case.name);
+                println!("{:<42} skipped", case.name);
+                skipped.entry(error).or_default().push(case.name);
                 continue;
             }
         };
@@ -41,11 +44,21 @@ pub(crate) fn run_all(only: &str) -> ExitCode {
         let mark = if outcome.is_right { "" } else { " WRONG" };
         println!("{:<42} {:>8.1} {mark} {}", case.name, outcome.after.as_secs_f64(), outcome.said);
     }
-    println!("{right} of {count} right");
+    println!("{}", summary(right, count, &skipped));
     match count > 0 && !is_wrong && f64::from(right) >= RIGHT_MIN * f64::from(count) {
         true => ExitCode::SUCCESS,
         false => ExitCode::FAILURE,
     }
+}
+
+/// How many cases were judged right, and how many were skipped for each reason.
+fn summary(right: u32, count: u32, skipped: &BTreeMap<String, Vec<&str>>) -> String {
+    let mut text =
+        format!("{right} of {count} right, {} skipped", skipped.values().flatten().count());
+    for (reason, cases) in skipped {
+        text += &format!("\nskipped {}: {reason}: {}", cases.len(), cases.join("; "));
+    }
+    text
 }
 
 struct Outcome {
@@ -273,4 +286,21 @@ fn hub(dir: &Path) -> Hub {
     let hub = hub.expect("a hub");
     write_whole(&dir.join("id"), hub.id().as_bytes());
     hub
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn skipped_cases_are_counted_apart_from_right_ones_and_say_why() {
+        let skipped = BTreeMap::from([
+            ("no nft".to_owned(), vec!["5 % lost", "TCP lost"]),
+            ("not root".to_owned(), vec!["a wrong tag"]),
+        ]);
+        let expected = "7 of 8 right, 3 skipped\nskipped 2: no nft: 5 % lost; TCP lost\n\
+                        skipped 1: not root: a wrong tag";
+        assert_eq!(summary(7, 8, &skipped), expected);
+        assert_eq!(summary(8, 8, &BTreeMap::new()), "8 of 8 right, 0 skipped");
+    }
 }
