@@ -81,6 +81,18 @@ struct ShownRecord {
     begun: u64,
     done: u64,
     untested: u32,
+    /// Bytes of messages that the program has found done.
+    bytes: u64,
+    /// Microseconds of the sends that were sampled; nothing for a receiver.
+    p50_us: Option<f64>,
+    p99_us: Option<f64>,
+    /// Seconds for which the sender waited for the peer to post a receive.
+    receive_wait_seconds: f64,
+    stalls: u64,
+    recoveries: u64,
+    /// Number of rails that work, and of all; 0 of a connection over TCP.
+    rails_up: u32,
+    rails: u8,
     is_waiting: bool,
     waits_for: String,
     still_ms: u32,
@@ -152,7 +164,8 @@ pub(crate) fn json(value: &impl Serialize) -> Result<String, Failure> {
 fn shown(recorded: &Recorded) -> Shown {
     let Recorded { path, header, is_alive, records, ranks, damaged } = recorded;
     let connections = records.iter().map(|(number, record)| {
-        let Record { role, qpn, looked_ns, ends, view, verdict, events, .. } = record;
+        let Record { role, qpn, looked_ns, ends, view, verdict, events, numbers, .. } = record;
+        let us = |per_mille| numbers.latency.quantile_ns(per_mille).map(|ns| ns as f64 / 1e3);
         let event = |event: &Event| ShownEvent {
             unix_ns: header.unix_offset_ns.wrapping_add(event.at_ns as i64),
             what: event.to_string(),
@@ -172,6 +185,14 @@ fn shown(recorded: &Recorded) -> Shown {
             begun: view.begun,
             done: view.done,
             untested: view.untested,
+            bytes: numbers.bytes,
+            p50_us: us(500),
+            p99_us: us(990),
+            receive_wait_seconds: numbers.receive_wait_ns as f64 / 1e9,
+            stalls: numbers.stalls,
+            recoveries: numbers.recoveries,
+            rails_up: rails_up(record),
+            rails: record.rail_count,
             is_waiting: view.is_waiting,
             waits_for: waits_for(*role, view),
             still_ms: view.still_ms,
@@ -208,6 +229,11 @@ fn shown_rank(of: &Recorded, number: usize, record: &RankRecord) -> ShownRank {
     let RankRecord { rank, nranks, operations, .. } = record;
     let operations = operations.iter().map(operation).collect();
     ShownRank { number, rank: *rank, nranks: *nranks, operations }
+}
+
+/// Returns the number of rails that work.
+pub(crate) fn rails_up(record: &Record) -> u32 {
+    u32::from(record.rail_count).saturating_sub(record.rails_down.count_ones())
 }
 
 /// Says in words what an end waits for.
@@ -272,6 +298,7 @@ fn details(shown: &Shown) -> String {
             _ => ("posted", "arrived"),
         };
         let _ = writeln!(text, "  {begun} {first}, {done} {second}, {untested} done and untested");
+        text.push_str(&numbers(connection));
         let _ = write!(text, "  waits for {}", connection.waits_for);
         if connection.is_waiting {
             let _ = write!(text, ", for {:.1} s", f64::from(connection.still_ms) / 1e3);
@@ -295,6 +322,22 @@ fn details(shown: &Shown) -> String {
     }
     ranks.iter().for_each(|rank| rank_details(rank, &mut text));
     text
+}
+
+/// The numbers of a connection since it was made, in a line.
+fn numbers(of: &ShownRecord) -> String {
+    let ShownRecord { bytes, stalls, recoveries, rails_up, rails, .. } = of;
+    let mut text = format!("  {bytes} bytes");
+    if let (Some(p50), Some(p99)) = (of.p50_us, of.p99_us) {
+        let waited = of.receive_wait_seconds;
+        let _ =
+            write!(text, ", p50 {p50:.1} us, p99 {p99:.1} us, waited {waited:.3} s for receives");
+    }
+    let _ = write!(text, ", {stalls} stalls, {recoveries} recoveries");
+    if *rails > 0 {
+        let _ = write!(text, ", {rails_up} of {rails} rails up");
+    }
+    text + "\n"
 }
 
 fn rank_details(shown: &ShownRank, text: &mut String) {

@@ -5,6 +5,7 @@ mod ranks;
 use std::collections::HashMap;
 use std::fmt::Write;
 use std::io::{self, IsTerminal};
+use std::iter;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::thread;
@@ -19,7 +20,7 @@ use serde::Serialize;
 
 use self::ranks::{RankRow, Ranks};
 use crate::failure::Failure;
-use crate::inspect::{json, waits_for};
+use crate::inspect::{json, rails_up, waits_for};
 use crate::output::print;
 
 /// Show the connections and ranks of all processes of this user, with rates, latency, waits and stalls.
@@ -67,6 +68,9 @@ struct Row {
     role: &'static str,
     device: String,
     peer: String,
+    /// Number of rails that work, and of all; 0 of a connection over TCP.
+    rails_up: u32,
+    rails: u8,
     bytes: u64,
     messages: u64,
     bytes_per_second: f64,
@@ -183,6 +187,8 @@ fn row(pid: u32, connection: usize, before: Option<&Record>, now: &Record) -> Ro
         role: if now.role == Role::Sender { "sender" } else { "receiver" },
         device: now.device.as_str().to_owned(),
         peer: now.peer.as_str().to_owned(),
+        rails_up: rails_up(now),
+        rails: now.rail_count,
         bytes: now.numbers.bytes,
         messages: now.view.done,
         bytes_per_second: rate(|of| of.numbers.bytes),
@@ -207,41 +213,77 @@ fn tables(Shown { connections, ranks }: &Shown) -> String {
     }
 }
 
+/// A column of the table.
+struct Column {
+    title: &'static str,
+    /// Whether the cells begin at the left.
+    is_text: bool,
+    /// The cell that says nothing. The column is left out if all cells are like it, so that the table is narrow.
+    empty: Option<&'static str>,
+    cell: fn(&Row) -> String,
+}
+
+const fn text(title: &'static str, cell: fn(&Row) -> String) -> Column {
+    Column { title, is_text: true, empty: None, cell }
+}
+
+const fn number(
+    title: &'static str,
+    empty: Option<&'static str>,
+    cell: fn(&Row) -> String,
+) -> Column {
+    Column { title, is_text: false, empty, cell }
+}
+
+const COLUMNS: [Column; 14] = [
+    number("PID", None, |row| row.pid.to_string()),
+    number("CONN", None, |row| row.connection.to_string()),
+    text("ROLE", |row| row.role.to_owned()),
+    text("DEVICE", |row| row.device.clone()),
+    text("PEER", |row| row.peer.clone()),
+    number("RAILS", None, |row| match row.rails {
+        0 => "-".to_owned(),
+        all => format!("{}/{all}", row.rails_up),
+    }),
+    number("GB/s", None, |row| format!("{:.3}", row.bytes_per_second / 1e9)),
+    number("msg/s", None, |row| format!("{:.0}", row.messages_per_second)),
+    number("PEND", Some("0"), |row| row.pending.to_string()),
+    number("p50 us", Some("-"), |row| microseconds(row.p50_us)),
+    number("p99 us", Some("-"), |row| microseconds(row.p99_us)),
+    number("WAIT %", Some("0.0"), |row| format!("{:.1}", row.receive_wait * 100.0)),
+    number("STALLS", Some("0"), |row| row.stalls.to_string()),
+    number("RECOV", Some("0"), |row| row.recoveries.to_string()),
+];
+
+fn microseconds(us: Option<f64>) -> String {
+    us.map_or("-".to_owned(), |us| format!("{us:.1}"))
+}
+
+/// The table. A connection that waits has a second line, which says for what.
 fn table(rows: &[Row]) -> String {
-    let mut text = format!(
-        "{:>8} {:>4} {:<8} {:<10} {:<16} {:>8} {:>9} {:>5} {:>9} {:>9} {:>6} {:>6} {:>6}  {}\n",
-        "PID",
-        "CONN",
-        "ROLE",
-        "DEVICE",
-        "PEER",
-        "GB/s",
-        "msg/s",
-        "PEND",
-        "p50 us",
-        "p99 us",
-        "WAIT %",
-        "STALLS",
-        "RECOV",
-        "WAITS FOR"
-    );
-    for row in rows {
-        let us = |us: Option<f64>| us.map_or("-".to_owned(), |us| format!("{us:.1}"));
-        let Row { pid, connection, role, device, peer, pending, stalls, recoveries, .. } = row;
-        let (gb, messages) = (row.bytes_per_second / 1e9, row.messages_per_second);
-        let (p50, p99, wait) = (us(row.p50_us), us(row.p99_us), row.receive_wait * 100.0);
-        let _ = write!(
-            text,
-            "{pid:>8} {connection:>4} {role:<8} {device:<10} {peer:<16} {gb:>8.3} {messages:>9.0} \
-             {pending:>5} {p50:>9} {p99:>9} {wait:>6.1} {stalls:>6} {recoveries:>6}  {}",
-            row.waits_for
-        );
-        if row.still_seconds >= 1.0 {
-            let _ = write!(text, ", for {:.1} s", row.still_seconds);
+    let mut lines = vec![String::new(); rows.len() + 1];
+    for Column { title, is_text, empty, cell } in &COLUMNS {
+        let cells: Vec<String> = rows.iter().map(cell).collect();
+        if empty.is_some_and(|empty| cells.iter().all(|cell| cell == empty)) {
+            continue;
         }
-        text.push('\n');
+        let cells = || iter::once(*title).chain(cells.iter().map(String::as_str));
+        let width = cells().map(|cell| cell.chars().count()).max().unwrap_or_default();
+        for (line, cell) in lines.iter_mut().zip(cells()) {
+            let space = if line.is_empty() { "" } else { " " };
+            let _ = match is_text {
+                true => write!(line, "{space}{cell:<width$}"),
+                false => write!(line, "{space}{cell:>width$}"),
+            };
+        }
     }
-    text
+    let waits = rows.iter().map(|row| match (row.waits_for.as_str(), row.still_seconds) {
+        ("nothing", _) => String::new(),
+        (what, still) if still >= 1.0 => format!("\n    waits for {what}, for {still:.1} s"),
+        (what, _) => format!("\n    waits for {what}"),
+    });
+    let waits = iter::once(String::new()).chain(waits);
+    lines.iter().zip(waits).map(|(line, wait)| format!("{}{wait}\n", line.trim_end())).collect()
 }
 
 #[cfg(test)]
@@ -281,5 +323,35 @@ mod tests {
         assert_eq!(latencies(&now), (None, None), "nothing was sampled");
         (0..3).for_each(|_| now.numbers.latency.add(1_000));
         assert_eq!(latencies(&now), (Some(1.0), Some(1.0)));
+    }
+
+    /// A connection of two rails, of which one works.
+    fn two_rails() -> Record {
+        let mut record = Record::new(Role::Sender, 1, "ends", EndView::default(), 1);
+        record.name("soft0", "192.0.2.5");
+        (record.rail_count, record.rails_down) = (2, 0b10);
+        record
+    }
+
+    #[test]
+    fn a_table_fits_80_columns_and_leaves_out_columns_that_say_nothing() {
+        let before = two_rails();
+        let mut now = before.clone();
+        now.looked_ns = 1_000_000_001;
+        now.numbers.bytes = 12_345_678_901;
+        now.view.done = 1_234_567;
+        (0..3).for_each(|_| now.numbers.latency.add(49_152_000));
+        let text = table(&[row(1_234_567, 0, Some(&before), &now)]);
+        assert!(text.lines().all(|line| line.len() <= 80), "{text}");
+        assert!(text.contains(" RAILS ") && text.contains(" 1/2 "), "{text}");
+        assert!(!text.contains("STALLS") && !text.contains("waits"), "{text}");
+        now.numbers.stalls = 1;
+        now.view = EndView { is_waiting: true, begun: 1_234_569, still_ms: 3_100, ..now.view };
+        let text = table(&[row(7, 0, Some(&before), &now)]);
+        assert!(text.contains(" STALLS"), "{text}");
+        assert!(
+            text.ends_with("    waits for the acknowledge of 2 messages, for 3.1 s\n"),
+            "{text}"
+        );
     }
 }

@@ -46,6 +46,10 @@ fn the_recorder_of_a_killed_process_shows_its_connection_and_what_it_waited_for(
     let text = &outcome.ok().stdout;
     assert!(text.starts_with(&format!("pid {pid} on ")) && text.contains(" has ended\n"), "{text}");
     assert!(text.contains("to peer 127.0.0.1:"), "{text}");
+    let numbers =
+        text.lines().filter(|line| line.contains(" bytes, ") && line.contains(" stalls, "));
+    assert!(numbers.clone().any(|line| line.contains(" 1 of 1 rails up")), "{text}");
+    assert!(numbers.clone().any(|line| !line.starts_with("  0 bytes")), "{text}");
     for event in ["s  opened ", "s  progress ", "s  waits "] {
         assert!(text.contains(event), "no {event:?} in {text}");
     }
