@@ -12,7 +12,8 @@ use crate::{LogFilter, LogFormat, Settings, log_subsystem};
 const STALLS: [&str; 2] = ["invar_core::stall", "invar::communicator::board"];
 
 /// Writes the log of this process to stderr: the messages that `INVAR_LOG` or `NCCL_DEBUG` asks for. If neither
-/// variable is set, the log has only the messages that say why nothing moves. Errors tell everything else.
+/// variable is set, the log has only the messages that say why nothing moves. Errors tell everything else. A line of
+/// text is `invar: LEVEL: SUBSYSTEM: MESSAGE`, with NCCL's names of subsystems, by which `NCCL_DEBUG_SUBSYS` chooses.
 /// If the process has a logger already, the call does nothing.
 pub fn log_to_stderr(settings: &Settings) {
     let filter = settings.asks_for_log().then(|| settings.log_filter());
@@ -55,14 +56,15 @@ impl Log for Stderr {
             return;
         }
         let level = record.level().as_str().to_lowercase();
+        let subsystem = log_subsystem(record.target());
         if self.format == LogFormat::Text {
-            return write(&format!("invar: {level}: {}\n", record.args()));
+            return write(&format!("invar: {level}: {subsystem}: {}\n", record.args()));
         }
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let line = JsonLine {
             time: since.as_secs_f64(),
             level: &level,
-            subsystem: log_subsystem(record.target()),
+            subsystem,
             module: record.target(),
             pid: std::process::id(),
             message: record.args().to_string(),

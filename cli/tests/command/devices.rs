@@ -165,7 +165,8 @@ fn a_name_that_is_the_beginning_of_a_longer_number_is_warned_of_where_it_takes_a
         let outcome = run_with(&fake, &["devices", "--json"]);
         let devices = json(&outcome.ok().stdout);
         let verbs = devices.as_array().unwrap().iter().filter(|device| device["kind"] == "ib");
-        let warnings = outcome.stderr.lines().filter_map(|line| line.strip_prefix("invar: warn: "));
+        let warnings =
+            outcome.stderr.lines().filter_map(|line| line.strip_prefix("invar: warn: INIT: "));
         (verbs.count(), warnings.map(str::to_owned).collect::<Vec<_>>())
     };
     let taken = "NCCL_IB_HCA: null1 also takes null10; =null1 is that one alone";

@@ -22,6 +22,7 @@ fn nccls_variables_choose_level_and_subsystems() {
     let count = |log: &str, text: &str| log.lines().filter(|line| line.contains(text)).count();
     assert!(count(&info, "connected") >= 2, "{info}");
     assert!(info.lines().all(|line| !line.starts_with("invar: debug")), "{info}");
+    assert!(info.contains("\ninvar: info: NET: "), "the lines have their subsystem: {info}");
     let init = log_of(&[("NCCL_DEBUG", "info"), ("NCCL_DEBUG_SUBSYS", "INIT")]);
     assert_eq!(count(&init, "connected"), 0, "{init}");
     // Invar's own variable wins.
