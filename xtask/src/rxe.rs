@@ -87,7 +87,7 @@ fn conformance(shell: &Shell) -> Result<()> {
 
 /// Runs the shell command `line` in the guest and returns what it prints. `host` is a command that runs
 /// on the host meanwhile.
-fn guest(shell: &Shell, host: Option<&str>, line: &str) -> Result<String> {
+pub(crate) fn guest(shell: &Shell, host: Option<&str>, line: &str) -> Result<String> {
     let mut command = shell.program(&env::current_exe()?);
     command.args(["vm", "--timeout", GUEST_LIMIT]);
     if let Some(host) = host {

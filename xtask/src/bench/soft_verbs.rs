@@ -1,14 +1,16 @@
-//! Measures perftest on the libibverbs of `invar run` beside `invar perf`, over loopback. The two run in turns, and
-//! the bars are ratios.
+//! Measures perftest on the libibverbs of `invar run` beside `invar perf`, over loopback, and beside Linux's rdma_rxe in
+//! a guest. The two run in turns, and the bars are ratios.
 
+use std::fmt::Write;
 use std::path::Path;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
 use super::Args;
 use super::soft_nic::{built, median};
 use crate::shell::Shell;
+use crate::{rxe, vm};
 
 const RUNS: usize = 5;
 
@@ -16,6 +18,11 @@ const RUNS: usize = 5;
 const OF_PERF_BANDWIDTH: f64 = 0.9;
 /// perftest's latency may be at most this multiple of `invar perf`'s.
 const OF_PERF_LATENCY: f64 = 1.1;
+
+/// In the guest, bandwidth of WRITEs must be at least this multiple of rdma_rxe's.
+const OF_RXE_BANDWIDTH: f64 = 3.0;
+/// In the guest, the latency may be at most rdma_rxe's.
+const OF_RXE_LATENCY: f64 = 1.0;
 
 /// A program of perftest and the operation of `invar perf` that does the same.
 struct Measure {
@@ -34,23 +41,32 @@ const MEASURES: [Measure; 6] = [
     Measure { program: "ib_send_lat", op: "send", is_latency: true },
 ];
 
-/// A shell script that runs the program of perftest `$2` at two ends, on the software NIC of loopback, and prints the
-/// column `$3` of the client's result. `$1` is the command `invar`, and the program's arguments follow. The client
-/// comes again until the server listens.
-const SCRIPT: &str = r#"
-run="$1 run --" program=$2 column=$3
-shift 3
-device=$(INVAR_SOFT_DEVICES=lo $run ibv_devices | awk '/soft/ { print $1 }')
-timeout 60 $run $program "$@" -d $device >/dev/null 2>&1 &
-for try in $(seq 50); do
-    text=$(timeout 60 $run $program "$@" -d $device localhost 2>/dev/null) && break
-    sleep 0.1
-done
-wait $! && awk "/#bytes/ { row = NR + 1 } row && NR == row { print \$$column }" <<<"$text"
+/// Shell functions. `measure` runs the program of perftest `$4` at two ends, on the devices `$2` and `$3`, and prints
+/// the column `$5` of the client's result. The words of `$1` precede the program, and its arguments follow. The client
+/// comes again until the server listens. `soft` prints the software NIC of loopback; the words of `$1` precede a
+/// program there.
+const FUNCTIONS: &str = r#"
+measure() {
+    local run=$1 server=$2 client=$3 program=$4 column=$5 text try
+    shift 5
+    timeout 60 $run $program "$@" -d $server >/dev/null 2>&1 &
+    for try in $(seq 50); do
+        text=$(timeout 60 $run $program "$@" -d $client localhost 2>/dev/null) && break
+        sleep 0.1
+    done
+    wait $! && awk "/#bytes/ { row = NR + 1 } row && NR == row { print \$$column }" <<<"$text"
+}
+soft() {
+    INVAR_SOFT_DEVICES=lo $1 ibv_devices | awk '/soft/ { print $1 }'
+}
 "#;
 
+/// The measures that run in the guest, which is slow.
+const IN_GUEST: &str = "rxe";
+const GUEST_PROGRAMS: [&str; 3] = ["ib_write_bw", "ib_write_lat", "ib_send_lat"];
+
 pub(super) fn cases() -> Vec<&'static str> {
-    MEASURES.iter().map(|measure| measure.program).collect()
+    MEASURES.iter().map(|measure| measure.program).chain([IN_GUEST]).collect()
 }
 
 /// Prints the table and returns the measures that miss their bar.
@@ -81,7 +97,66 @@ pub(super) fn run(shell: &Shell, args: &Args) -> Result<Vec<String>> {
             missed.push(format!("{program} ({ratio:.2})"));
         }
     }
+    if args.wants(IN_GUEST) {
+        missed.extend(beside_rxe(shell, &invar)?);
+    }
     Ok(missed)
+}
+
+/// Measures the library beside rdma_rxe in one guest, and returns the programs that miss their bar. The library's ends
+/// are on loopback, those of rdma_rxe on a cable of the guest's.
+fn beside_rxe(shell: &Shell, invar: &Path) -> Result<Vec<String>> {
+    if let Err(why) = vm::require(shell) {
+        println!("no comparison with rdma_rxe: {why:#}");
+        return Ok(Vec::new());
+    }
+    let measures = || MEASURES.iter().filter(|measure| GUEST_PROGRAMS.contains(&measure.program));
+    let mut script =
+        format!("{FUNCTIONS}library='{} run --' device=$(soft \"$library\")\n", invar.display());
+    for measure in (0..RUNS).flat_map(|_| measures()) {
+        let Measure { program, .. } = measure;
+        let of_program = format!("{program} {} -F -n 1000 -x", measure.args());
+        writeln!(
+            script,
+            "echo {program} $(measure \"$library\" $device $device {of_program} 0)\\"
+        )?;
+        writeln!(script, "    $(measure '' rxe_a rxe_b {of_program} 1)")?;
+    }
+    let output = rxe::guest(shell, None, &script)?;
+    println!(
+        "{:14} {:>10} {:>10} {:>6}   MB/s at 64 KiB, µs at 8 bytes, {RUNS} runs in a guest",
+        "", "library", "rdma_rxe", "ratio"
+    );
+    let mut missed = Vec::new();
+    for Measure { program, is_latency, .. } in measures() {
+        let (mut ours, mut theirs) = of_guest(&output, program)?;
+        let (ours, theirs) = (median(&mut ours), median(&mut theirs));
+        let ratio = ours / theirs;
+        println!("{program:14} {ours:>10.1} {theirs:>10.1} {ratio:>6.2}");
+        let passes = match is_latency {
+            true => ratio <= OF_RXE_LATENCY,
+            false => ratio >= OF_RXE_BANDWIDTH,
+        };
+        if !passes {
+            missed.push(format!("{program} beside rdma_rxe ({ratio:.2})"));
+        }
+    }
+    Ok(missed)
+}
+
+/// Returns what the guest has measured of a program: the results of the library, and those of rdma_rxe.
+fn of_guest(output: &str, program: &str) -> Result<(Vec<f64>, Vec<f64>)> {
+    let of_program = output.lines().filter_map(|line| line.strip_prefix(program));
+    let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+    for line in of_program {
+        let numbers: Vec<f64> =
+            line.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+        let [library, rxe] = numbers[..] else { bail!("{program} printed `{line}` in the guest") };
+        ours.push(library);
+        theirs.push(rxe);
+    }
+    ensure!(ours.len() == RUNS, "{} runs of {program} in the guest:\n{output}", ours.len());
+    Ok((ours, theirs))
 }
 
 impl Measure {
@@ -92,9 +167,13 @@ impl Measure {
     }
 
     fn perftest(&self, shell: &Shell, invar: &Path) -> Result<f64> {
+        let (program, args) = (self.program, self.args());
         let mut bash = shell.command("bash -c");
-        bash.args([SCRIPT, "bash"]).arg(invar).arg(self.program);
-        bash.args(self.args().split(' ')).args(["-n", "20000", "-x", "0"]);
+        bash.arg(format!(
+            "{FUNCTIONS}library='{} run --' device=$(soft \"$library\")\n\
+             measure \"$library\" $device $device {program} {args} -n 20000 -x 0",
+            invar.display()
+        ));
         let output = shell.read(bash)?;
         output.trim().parse().with_context(|| format!("{} printed `{output}`", self.program))
     }
