@@ -91,7 +91,7 @@ mod queue;
 pub mod reduce;
 mod setup;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use invar_core::coll::RedOp;
@@ -143,7 +143,7 @@ pub struct Communicator {
     core: Arc<Core>,
     /// The process that has joined. A child of fork has a copy of the value, and none of its threads.
     process: u32,
-    worker: Mutex<Option<queue::Worker>>,
+    worker: OnceLock<queue::Worker>,
     dump: Arc<Dump>,
     transport: String,
     within: Duration,
@@ -181,7 +181,7 @@ impl Communicator {
         dump.joined(engine.links.routes());
         let workplace = Mutex::new(Workplace::new(engine));
         let core = Core { bootstrap, workplace, queue: Queue::default() };
-        let (core, worker) = (Arc::new(core), Mutex::default());
+        let (core, worker) = (Arc::new(core), OnceLock::new());
         let (_on_signal, _meeting) = (on_signal, None);
         let process = std::process::id();
         Ok(Communicator { core, process, worker, dump, transport, within, _on_signal, _meeting })
@@ -399,8 +399,7 @@ impl Drop for Communicator {
             return std::mem::forget((self._on_signal.take(), self._meeting.take()));
         }
         self.core.queue.close();
-        let worker = self.worker.get_mut().unwrap_or_else(PoisonError::into_inner).take();
-        if worker.is_some_and(queue::Worker::join) {
+        if self.worker.take().is_some_and(queue::Worker::join) {
             // A waker drops the communicator on the worker's own thread.
             drop(self.core.drained());
         }

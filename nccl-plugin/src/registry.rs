@@ -1,6 +1,6 @@
 //! Numbers by which NCCL holds objects that no fast path looks up.
 
-use std::collections::BTreeMap;
+use std::collections::VecDeque;
 use std::ffi::c_void;
 use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -38,8 +38,15 @@ impl Number {
 pub(crate) struct Registry<T>(Mutex<Entries<T>>);
 
 struct Entries<T> {
-    entries: BTreeMap<Number, Arc<T>>,
+    /// In the order of their numbers, so that a search is short, and a table of few objects never allocates.
+    entries: VecDeque<(Number, Arc<T>)>,
     next: Number,
+}
+
+impl<T> Entries<T> {
+    fn find(&self, number: Number) -> Option<usize> {
+        self.entries.binary_search_by_key(&number, |(number, _)| *number).ok()
+    }
 }
 
 impl<T> Registry<T> {
@@ -47,7 +54,7 @@ impl<T> Registry<T> {
     /// one kind names nothing of another.
     pub(crate) const fn new(kind: u64) -> Self {
         let next = Number(kind << KIND_SHIFT);
-        Registry(Mutex::new(Entries { entries: BTreeMap::new(), next }))
+        Registry(Mutex::new(Entries { entries: VecDeque::new(), next }))
     }
 
     /// Adds the object that `make` returns for a new number, and returns the number. `make` holds the
@@ -56,24 +63,33 @@ impl<T> Registry<T> {
         let mut entries = self.lock();
         let number = entries.next;
         entries.next.0 += 1;
-        entries.entries.insert(number, make(number));
+        entries.entries.push_back((number, make(number)));
         number
     }
 
     /// Returns the object with a number.
     pub(crate) fn get(&self, number: Number) -> Option<Arc<T>> {
-        self.lock().entries.get(&number).cloned()
+        self.read(number, Arc::clone)
+    }
+
+    /// Returns what `read` makes of the object with a number. `read` holds the table's lock.
+    pub(crate) fn read<R>(&self, number: Number, read: impl FnOnce(&Arc<T>) -> R) -> Option<R> {
+        let entries = self.lock();
+        let at = entries.find(number)?;
+        Some(read(&entries.entries[at].1))
     }
 
     /// Removes an object and returns it.
     pub(crate) fn remove(&self, number: Number) -> Option<Arc<T>> {
-        self.lock().entries.remove(&number)
+        let mut entries = self.lock();
+        let at = entries.find(number)?;
+        entries.entries.remove(at).map(|(_, entry)| entry)
     }
 
     /// Removes all objects for which `is_out` holds.
     pub(crate) fn remove_all(&self, is_out: impl Fn(&T) -> bool) {
         let mut out = Vec::new();
-        self.lock().entries.retain(|_, entry| {
+        self.lock().entries.retain(|(_, entry)| {
             let stays = !is_out(entry);
             if !stays {
                 out.push(Arc::clone(entry));

@@ -63,6 +63,12 @@ impl Backoff {
         is_long
     }
 
+    /// Whether the wait is so short that it has not looked at the clock.
+    #[inline]
+    pub(super) fn is_short(&self) -> bool {
+        self.idle < ROUNDS
+    }
+
     /// Notes that no data has come. Returns what the caller must do next.
     #[inline]
     pub(super) fn idle(&mut self) -> Idle {
@@ -130,6 +136,7 @@ mod tests {
             Idle::TooLong(_) => None,
             idle => {
                 assert_eq!(backoff.pause(), Pause::Spin);
+                assert_eq!(backoff.is_short(), idle == Idle::Again);
                 Some(idle)
             }
         });

@@ -36,6 +36,22 @@ pub(super) struct Call {
 // thread runs it.
 unsafe impl Send for Call {}
 
+/// The calls of a group. A single call needs no memory of its own.
+pub(super) enum Calls {
+    One([Call; 1]),
+    Many(Vec<Call>),
+}
+
+impl AsRef<[Call]> for Calls {
+    #[inline]
+    fn as_ref(&self) -> &[Call] {
+        match self {
+            Calls::One(call) => call,
+            Calls::Many(calls) => calls,
+        }
+    }
+}
+
 /// An operation, and the rank that runs it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shape {

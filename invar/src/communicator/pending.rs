@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use invar_core::coll::{Operation, RedOp};
 
-use super::call::Span;
+use super::call::{Calls, Span};
 use super::posted::Posted;
 use super::queue::Mover;
 use super::{Communicator, Element};
@@ -147,7 +147,7 @@ impl Communicator {
         let kept = Arc::clone(&buffers) as _;
         // SAFETY: `apart` and `in_place` have checked the lengths. The queue keeps the memory, and nobody
         // accesses it until the operation is done.
-        let done = unsafe { self.enqueue(vec![call], Some(kept), Mover::Worker) }?;
+        let done = unsafe { self.enqueue(Calls::One([call]), Some(kept), Mover::Worker) }?;
         let posted = Posted { core: Arc::clone(&self.core), done };
         Ok(Pending { posted, buffers: Some(buffers) })
     }

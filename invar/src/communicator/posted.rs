@@ -1,12 +1,13 @@
 //! Operations on memory that their caller keeps.
 
+use std::hint::spin_loop;
 use std::sync::{Arc, TryLockError};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use invar_core::coll::{DataType, Operation, RedOp};
 
-use super::call::{Call, Span, Work};
+use super::call::{Call, Calls, Span, Work};
 use super::engine::Advance;
 use super::queue::{AtWorkplace, Done, Mover, Workplace};
 use super::{Communicator, Core};
@@ -63,8 +64,13 @@ impl Communicator {
     ///   Otherwise they do not overlap.
     pub unsafe fn post(&self, operations: &[RawOperation], mover: Mover) -> Result<Posted, Error> {
         self.check()?;
-        let calls = operations.iter().map(|operation| self.raw_call(operation));
-        let calls = calls.collect::<Result<Vec<Call>, Error>>()?;
+        let calls = match operations {
+            [operation] => Calls::One([self.raw_call(operation)?]),
+            _ => {
+                let calls = operations.iter().map(|operation| self.raw_call(operation));
+                Calls::Many(calls.collect::<Result<_, Error>>()?)
+            }
+        };
         // SAFETY: the caller has promised what `enqueue` demands.
         let done = unsafe { self.enqueue(calls, None, mover) }?;
         Ok(Posted { core: Arc::clone(&self.core), done })
@@ -136,8 +142,8 @@ impl From<Call> for RawOperation {
 }
 
 impl Posted {
-    /// Moves the operations without waiting. Returns their result, once: `None` before they are done,
-    /// and after the result was returned.
+    /// Moves the operations, and polls for less than about a microsecond if they wait for another rank. Returns their
+    /// result, once: `None` before they are done, and after the result was returned.
     pub fn test(&self) -> Option<Result<(), Error>> {
         if self.done.is_set() {
             return self.done.take();
@@ -148,6 +154,8 @@ impl Posted {
         for _ in 0..ROUNDS {
             match self.core.queue.round(&mut workplace) {
                 Some(Advance::Moved | Advance::Done) if !self.done.is_set() => {}
+                // Data mostly comes before a further test would look for it.
+                Some(Advance::Waiting) if workplace.engine.backoff.is_short() => spin_loop(),
                 _ => break,
             }
         }

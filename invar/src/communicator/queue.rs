@@ -23,7 +23,7 @@ use std::time::Duration;
 use invar_linux::own_thread::OwnThread;
 use invar_linux::reactor::wake;
 
-use super::call::Call;
+use super::call::Calls;
 use super::engine::{Advance, Batch, Engine, SLEEP_MAX};
 use super::{Communicator, Core};
 use crate::Error;
@@ -67,7 +67,7 @@ struct State {
 }
 
 struct Started {
-    calls: Vec<Call>,
+    calls: Calls,
     done: Arc<Done>,
     mover: Mover,
     /// The memory of the calls, if the queue keeps it until they are done.
@@ -87,7 +87,7 @@ pub(super) struct AtWorkplace<'a>(Option<MutexGuard<'a, Workplace>>);
 
 /// An operation that has begun and is not done.
 struct Running {
-    batch: Batch<Vec<Call>>,
+    batch: Batch<Calls>,
     done: Arc<Done>,
     mover: Mover,
     memory: Option<Arc<dyn Any + Send + Sync>>,
@@ -113,15 +113,14 @@ struct Outcome {
 /// Ends an operation whose thread panics, so that nobody waits for it for ever.
 struct Unwinding<'a> {
     queue: &'a Queue,
-    done: &'a Done,
-    mover: Mover,
+    running: &'a mut Option<Running>,
     wakers: &'a mut Vec<Waker>,
 }
 
 impl Drop for Unwinding<'_> {
     fn drop(&mut self) {
-        *self.queue.state().count(self.mover) -= 1;
-        self.wakers.extend(self.done.set(Err(Kind::Aborted.into())));
+        let ended = self.queue.end(self.running, Err(Kind::Aborted.into()));
+        self.wakers.extend(ended);
     }
 }
 
@@ -137,17 +136,26 @@ impl Communicator {
     /// `memory` until then, so `memory` may own the input and the output.
     pub(super) unsafe fn enqueue(
         &self,
-        calls: Vec<Call>,
+        calls: Calls,
         memory: Option<Arc<dyn Any + Send + Sync>>,
         mover: Mover,
     ) -> Result<Arc<Done>, Error> {
-        let mut worker = self.worker.lock().unwrap_or_else(PoisonError::into_inner);
-        if worker.is_none() {
-            *worker = Some(Worker::spawn(&self.core)?);
+        if self.worker.get().is_none() {
+            self.start_worker()?;
         }
         let done = Arc::<Done>::default();
         self.core.queue.push(Started { calls, done: Arc::clone(&done), mover, memory });
         Ok(done)
+    }
+
+    /// Starts the worker, unless another thread has just started it.
+    #[cold]
+    fn start_worker(&self) -> Result<(), Error> {
+        let _one_at_a_time = self.core.queue.state();
+        if self.worker.get().is_none() {
+            let _ = self.worker.set(Worker::spawn(&self.core)?);
+        }
+        Ok(())
     }
 }
 
@@ -214,32 +222,31 @@ impl Queue {
     /// Moves the first operation that is not done by one round, without waiting. Returns `None` if all
     /// operations are done.
     pub(super) fn round(&self, workplace: &mut Workplace) -> Option<Advance> {
-        let Workplace { engine, running: begun, wakers } = workplace;
-        let mut running = match begun.take() {
-            Some(running) => running,
-            None => {
-                let Started { calls, done, mover, memory } = self.state().waiting.pop_front()?;
-                Running { batch: engine.batch(calls), done, mover, memory }
-            }
-        };
-        let Running { batch, done, mover, .. } = &mut running;
-        let unwinding = Unwinding { queue: self, done, mover: *mover, wakers };
+        let Workplace { engine, running, wakers } = workplace;
+        if running.is_none() {
+            let Started { calls, done, mover, memory } = self.state().waiting.pop_front()?;
+            *running = Some(Running { batch: engine.batch(calls), done, mover, memory });
+        }
+        let unwinding = Unwinding { queue: self, running, wakers };
+        let batch = &mut unwinding.running.as_mut()?.batch;
         // SAFETY: the caller of `enqueue` has promised what `advance` demands.
         let advanced = unsafe { engine.advance(batch) };
         std::mem::forget(unwinding);
         let result = match advanced {
             Ok(Advance::Done) => Ok(()),
-            Ok(round) => {
-                *begun = Some(running);
-                return Some(round);
-            }
+            Ok(round) => return Some(round),
             Err(error) => Err(error),
         };
-        let Running { done, mover, memory, .. } = running;
+        wakers.extend(self.end(running, result));
+        Some(Advance::Done)
+    }
+
+    /// Ends the operation that has begun, and returns the task to wake.
+    fn end(&self, running: &mut Option<Running>, result: Result<(), Error>) -> Option<Waker> {
+        let Running { done, mover, memory, .. } = running.take()?;
         drop(memory);
         *self.state().count(mover) -= 1;
-        wakers.extend(done.set(result));
-        Some(Advance::Done)
+        done.set(result)
     }
 
     /// Notes that a caller tests an operation and so moves it.

@@ -93,7 +93,7 @@ impl CollComm {
     pub(super) unsafe fn start(
         &self,
         number: Number,
-        memory: (Vec<MemoryRange>, Vec<MemoryRange>),
+        memory: (&[MemoryRange], &[MemoryRange]),
         bytes: usize,
         build: impl FnOnce(*const u8, *mut u8) -> Vec<RawOperation>,
     ) -> Result<Option<Number>, Failed> {
@@ -110,7 +110,7 @@ impl CollComm {
     unsafe fn try_start(
         &self,
         number: Number,
-        memory: (Vec<MemoryRange>, Vec<MemoryRange>),
+        memory: (&[MemoryRange], &[MemoryRange]),
         bytes: usize,
         build: impl FnOnce(*const u8, *mut u8) -> Vec<RawOperation>,
     ) -> Result<Option<Number>, Failed> {
@@ -230,7 +230,7 @@ mod tests {
             }]
         };
         // SAFETY: The collective has no elements.
-        let request = unsafe { in_call.start(number, (vec![], vec![]), 0, nothing) }.ok().unwrap();
+        let request = unsafe { in_call.start(number, (&[], &[]), 0, nothing) }.ok().unwrap();
         let locate = || memory::locate(("test", "memory"), number, mr.to_ptr(), at, 64).is_ok();
         let has_request = || REQUESTS.get(request.unwrap()).is_some();
         assert!(CollComm::close(number.to_ptr()).is_err());

@@ -152,7 +152,7 @@ where
         };
         // SAFETY: NCCL keeps the memory until the request is done, and this function has checked the
         // rest.
-        unsafe { start.with((vec![input], vec![output]), bytes, all) }
+        unsafe { start.with((&[input], &[output]), bytes, all) }
     })
 }
 
@@ -182,7 +182,7 @@ pub(crate) unsafe extern "C" fn iallgather<S: Sge>(
         let pieces = |own, all| window.gather((rank, nranks), own, all);
         // SAFETY: NCCL keeps the memory until the request is done, and this function has checked the
         // rest.
-        unsafe { start.with((vec![own], parts), len, pieces) }
+        unsafe { start.with((&[own], &parts), len, pieces) }
     })
 }
 
@@ -216,7 +216,7 @@ pub(crate) unsafe extern "C" fn ireducescatter<S: Sge>(
         let pieces = |all, own| window.scatter((rank, nranks), elements, all, own);
         // SAFETY: NCCL keeps the memory until the request is done, and this function has checked the
         // rest.
-        unsafe { start.with((parts, vec![own]), piece.len(), pieces) }
+        unsafe { start.with((&parts, &[own]), piece.len(), pieces) }
     })
 }
 
@@ -361,7 +361,7 @@ impl Start {
     /// The caller makes the promises of [`CollComm::start`].
     unsafe fn with(
         self,
-        memory: (Vec<MemoryRange>, Vec<MemoryRange>),
+        memory: (&[MemoryRange], &[MemoryRange]),
         bytes: usize,
         build: impl FnOnce(*const u8, *mut u8) -> Vec<RawOperation>,
     ) -> Outcome {

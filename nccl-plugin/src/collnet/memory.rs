@@ -75,20 +75,22 @@ pub(super) fn locate(
     if len == 0 {
         return Ok(MemoryRange { at, len, gpu: None });
     }
-    let registered = REGISTRATIONS.get(Number::from_ptr(mhandle));
-    let registered = registered.filter(|registered| registered.comm == comm).ok_or_else(|| {
+    let found = REGISTRATIONS.read(Number::from_ptr(mhandle), |registered| {
+        let Registered { first, len, gpu, .. } = &**registered;
+        (registered.comm == comm).then(|| (*first, *len, gpu.clone()))
+    });
+    let (start, all, gpu) = found.flatten().ok_or_else(|| {
         misused(format_args!("{function}: {what}: {mhandle:p} is no registration with this comm"))
     })?;
-    let before = first.addr().checked_sub(registered.first);
+    let before = first.addr().checked_sub(start);
     let end = before.and_then(|before| before.checked_add(len));
-    if end.is_none_or(|end| end > registered.len) {
+    if end.is_none_or(|end| end > all) {
         return Err(misused(format_args!(
-            "{function}: {what}: {len} bytes at {first:p} are not within the registered {} bytes at \
-             {:#x}",
-            registered.len, registered.first
+            "{function}: {what}: {len} bytes at {first:p} are not within the registered {all} bytes at \
+             {start:#x}"
         )));
     }
-    Ok(MemoryRange { at, len, gpu: registered.gpu.clone() })
+    Ok(MemoryRange { at, len, gpu })
 }
 
 impl MemoryRange {

@@ -22,15 +22,15 @@ pub(super) struct HostCopies {
     free: Mutex<Vec<HostCopy>>,
 }
 
-/// A collective and the memory that it works in.
+/// A collective, and the memory in the place of its input and of its output.
 pub(super) struct Staging {
     operations: Vec<RawOperation>,
-    input: Side,
-    output: Side,
+    input: Option<Box<Detour>>,
+    output: Option<Box<Detour>>,
 }
 
-/// The input or the output of a collective.
-struct Side {
+/// Host memory in the place of an input or an output that is on a GPU, or in several parts.
+struct Detour {
     /// NCCL's memory, in order.
     parts: Vec<MemoryRange>,
     /// The pinned memory of the parts that are on a GPU, in order.
@@ -55,18 +55,20 @@ impl HostCopies {
     /// NCCL leaves the memory to the collective until it is done.
     pub(super) unsafe fn stage(
         &self,
-        (input, output): (Vec<MemoryRange>, Vec<MemoryRange>),
+        (input, output): (&[MemoryRange], &[MemoryRange]),
         build: impl FnOnce(*const u8, *mut u8) -> Vec<RawOperation>,
     ) -> Result<Option<Staging>, Failed> {
-        let Some(mut copies) = self.take(&input, &output).map_err(|error| failed(&error))? else {
+        let Some(mut copies) = self.take(input, output).map_err(|error| failed(&error))? else {
             return Ok(None);
         };
-        let of_output = copies.split_off(on_gpus(&input).count());
-        let mut input = Side::new(input, copies)?;
-        let mut output = Side::new(output, of_output)?;
-        let operations = build(input.start(), output.start());
-        // SAFETY: The caller keeps the memory, and the collective starts when the input is fetched.
-        unsafe { input.copy(HostCopy::fetch) }.map_err(|error| failed(&error))?;
+        let of_output = copies.split_off(on_gpus(input).count());
+        let (from, mut input) = Detour::around(input, copies)?;
+        let (to, output) = Detour::around(output, of_output)?;
+        let operations = build(from, to);
+        if let Some(input) = &mut input {
+            // SAFETY: The caller keeps the memory, and the collective starts when the input is fetched.
+            unsafe { input.copy(HostCopy::fetch) }.map_err(|error| failed(&error))?;
+        }
         Ok(Some(Staging { operations, input, output }))
     }
 
@@ -112,9 +114,8 @@ impl HostCopies {
 
     /// Keeps the pinned memory of a collective for later ones.
     pub(super) fn keep(&self, staging: &mut Staging) {
-        let Staging { input, output, .. } = staging;
-        if !input.copies.is_empty() || !output.copies.is_empty() {
-            self.free().extend(input.copies.drain(..).chain(output.copies.drain(..)));
+        for detour in [&mut staging.input, &mut staging.output].into_iter().flatten() {
+            self.free().append(&mut detour.copies);
         }
     }
 
@@ -126,7 +127,7 @@ impl HostCopies {
 impl Staging {
     /// Whether the input is in host memory.
     pub(super) fn is_fetched(&mut self) -> Result<bool, Error> {
-        self.input.is_copied()
+        self.input.as_mut().map_or(Ok(true), |input| input.is_copied())
     }
 
     /// Starts the collective, whose input is fetched.
@@ -134,27 +135,37 @@ impl Staging {
     /// # Safety
     /// The operations are as [`Communicator::post`] demands, and this value lives until they are done.
     pub(super) unsafe fn post(&mut self, communicator: &Communicator) -> Result<Posted, Error> {
-        self.input.join();
+        if let Some(input) = &mut self.input {
+            input.join();
+        }
         // SAFETY: The caller has promised what `post` demands.
         unsafe { communicator.post(&self.operations, Mover::Caller) }
     }
 
     /// Starts to bring the output of the collective, which is done, to its place.
     pub(super) fn store(&mut self) -> Result<(), Error> {
-        self.output.split();
+        let Some(output) = &mut self.output else { return Ok(()) };
+        output.split();
         // SAFETY: The caller of `stage` has promised the memory.
-        unsafe { self.output.copy(HostCopy::store) }
+        unsafe { output.copy(HostCopy::store) }
     }
 
     /// Whether the output is in its place.
     pub(super) fn is_stored(&mut self) -> Result<bool, Error> {
-        self.output.is_copied()
+        self.output.as_mut().map_or(Ok(true), |output| output.is_copied())
     }
 }
 
-impl Side {
-    /// `copies` has memory for each part on a GPU.
-    fn new(parts: Vec<MemoryRange>, copies: Vec<HostCopy>) -> Result<Self, Failed> {
+impl Detour {
+    /// Returns the host memory that a collective works in for these parts, and the detour if that memory is not the
+    /// parts' own. `copies` has memory for each part on a GPU.
+    fn around(
+        parts: &[MemoryRange],
+        copies: Vec<HostCopy>,
+    ) -> Result<(*mut u8, Option<Box<Self>>), Failed> {
+        if parts.len() < 2 && copies.is_empty() {
+            return Ok((parts.first().map_or(ptr::null_mut(), |part| part.at), None));
+        }
         let mut joined = Vec::new();
         if parts.len() > 1 {
             let len = parts.iter().map(|part| part.len).sum();
@@ -163,15 +174,13 @@ impl Side {
             })?;
             joined.resize(len, 0);
         }
-        Ok(Side { parts, copies, joined })
-    }
-
-    /// Returns the address of the host memory that the collective works in. It stays the same.
-    fn start(&mut self) -> *mut u8 {
-        match self.parts.len() {
-            0 | 1 => self.on_host().next().map_or(ptr::null_mut(), |(start, _)| start),
-            _ => self.joined.as_mut_ptr(),
-        }
+        let mut detour = Box::new(Detour { parts: parts.to_vec(), copies, joined });
+        // The address stays.
+        let start = match parts {
+            [_] => detour.copies.first().map_or(ptr::null_mut(), HostCopy::start),
+            _ => detour.joined.as_mut_ptr(),
+        };
+        Ok((start, Some(detour)))
     }
 
     /// Returns address and length of each part in host memory.
@@ -253,15 +262,15 @@ mod tests {
         let (mut a, mut b) = ([1_u8, 2], [3_u8]);
         let part = |at: *mut u8, len| MemoryRange { at, len, gpu: None };
         let parts = vec![part(a.as_mut_ptr(), 2), part(b.as_mut_ptr(), 1)];
-        let mut side = Side::new(parts, Vec::new()).ok().unwrap();
-        let start = side.start();
-        side.join();
+        let (start, detour) = Detour::around(&parts, Vec::new()).ok().unwrap();
+        let mut detour = detour.unwrap();
+        detour.join();
         assert_eq!(
-            (side.joined.as_slice(), side.joined.as_ptr()),
+            (detour.joined.as_slice(), detour.joined.as_ptr()),
             (&[1, 2, 3][..], start.cast_const())
         );
-        side.joined.copy_from_slice(&[7, 8, 9]);
-        side.split();
+        detour.joined.copy_from_slice(&[7, 8, 9]);
+        detour.split();
         assert_eq!((a, b), ([7, 8], [9]));
     }
 
@@ -270,11 +279,11 @@ mod tests {
         let mut a = [1_u8, 2];
         let at = a.as_mut_ptr();
         let part = MemoryRange { at, len: 2, gpu: None };
-        let mut side = Side::new(vec![part], Vec::new()).ok().unwrap();
-        assert_eq!(side.start(), at);
-        side.join();
-        side.split();
-        assert!(side.joined.is_empty());
-        assert!(Side::new(Vec::new(), Vec::new()).ok().unwrap().start().is_null());
+        let around = |parts: &[MemoryRange]| {
+            let (start, detour) = Detour::around(parts, Vec::new()).ok().unwrap();
+            (start, detour.is_none())
+        };
+        assert_eq!(around(&[part]), (at, true));
+        assert_eq!(around(&[]), (ptr::null_mut(), true));
     }
 }
