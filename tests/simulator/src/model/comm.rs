@@ -10,7 +10,7 @@ mod flush;
 mod ledger;
 mod remains;
 
-use invar_core::comm::{RecoveryStage, RecvBuf, Request, SendBuf};
+use invar_core::comm::{RailStates, RecoveryStage, RecvBuf, Request, SendBuf};
 use invar_core::conn::{CommSettings, Wire};
 use invar_core::error::Error;
 use invar_core::fifo::{DEPTH_MAX, RECVS_MAX};
@@ -282,6 +282,11 @@ impl<N: Nic> Traffic<N> {
     /// The numbers of the queue pairs that the sender and the receiver use first.
     pub fn qpns(&self) -> [u32; 2] {
         [self.duo.send.ends().qpn, self.duo.recv.ends().qpn]
+    }
+
+    /// The rails of the connection, as the sending end sees them.
+    pub(crate) fn rails(&self) -> RailStates {
+        self.duo.send.rails()
     }
 
     /// The stages of a recovery at the sender and at the receiver.

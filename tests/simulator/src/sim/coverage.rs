@@ -119,6 +119,11 @@ machines! {
         ReceiverPeerClosed = "peer closed",
         ReceiverClosed = "closed",
     }
+    Rail = "rail" {
+        RailInUse = "in use",
+        RailIdle = "not in use",
+        RailDown = "down or silent",
+    }
     Rank = "rank" {
         RankBetween = "between operations",
         RankAllReduce = "all-reduce",

@@ -246,7 +246,10 @@ impl<N: Nic + Clone> History<N> {
                 let end = self.random.below(2) as usize;
                 let (host, qpn) = comm.place(end, traffic.qpns()[end]);
                 let states = self.world.qp_states(host, qpn);
-                let states = states.into_iter().chain([comm.machines(&self.world)[end]]);
+                let states = states
+                    .into_iter()
+                    .chain([comm.machines(&self.world)[end]])
+                    .chain(comm.rails(|rail| comm.ports[end].get(rail) == Some(&host)));
                 self.world.note_fault(Fault::QpBroken, states);
                 self.world.break_qp(host, qpn);
                 comm.may_fail |= !comm.recovers;
@@ -260,7 +263,7 @@ impl<N: Nic + Clone> History<N> {
         let comm = &mut self.comms[which];
         let end = self.fate.pick(&[End::Sender, End::Receiver]);
         if let State::Open(_) = comm.state {
-            self.world.note_fault(Fault::EndKilled, comm.machines(&self.world));
+            self.world.note_fault(Fault::EndKilled, comm.all_machines(&self.world));
             comm.end_early(&mut self.outcome, |traffic| traffic.kill(end));
         }
     }
@@ -270,7 +273,7 @@ impl<N: Nic + Clone> History<N> {
         let which = self.random.below(self.comms.len() as u64) as usize;
         let ends = self.random.pick(&[[true, true], [true, false], [false, true]]);
         let comm = &mut self.comms[which];
-        self.world.note_fault(Fault::LineLost, comm.machines(&self.world));
+        self.world.note_fault(Fault::LineLost, comm.all_machines(&self.world));
         comm.cable.cut(ends);
         comm.may_fail |= !comm.recovers;
         let known_ns = self.world.now_ns() + self.random.below(KEEPALIVE_NS);
@@ -280,7 +283,7 @@ impl<N: Nic + Clone> History<N> {
     /// Takes the network of a stream out for some time. The stream may be lost meanwhile.
     fn take_line_out(&mut self, which: usize) {
         let comm = &mut self.comms[which];
-        self.world.note_fault(Fault::LineOut, comm.machines(&self.world));
+        self.world.note_fault(Fault::LineOut, comm.all_machines(&self.world));
         comm.cable.set_out(true);
         let until = self.world.now_ns() + self.random.below(OUTAGE_NS);
         self.outs.retain(|(_, out)| *out != which);
@@ -292,11 +295,14 @@ impl<N: Nic + Clone> History<N> {
         }
     }
 
-    /// Records a fault that hits a whole host: each end of a comm there.
+    /// Records a fault that hits a whole host: each end of a comm there, and its rail.
     fn note_fault(&self, fault: Fault, host: usize) {
         let ends = self.comms.iter().flat_map(|comm| {
             let ends = comm.ports.iter().zip(comm.machines(&self.world));
-            ends.filter(|(at, _)| at.contains(&host)).map(|(_, state)| state)
+            let ends = ends.filter(|(at, _)| at.contains(&host)).map(|(_, state)| state);
+            ends.chain(
+                comm.rails(|rail| comm.ports.iter().any(|ports| ports.get(rail) == Some(&host))),
+            )
         });
         self.world.note_fault(fault, ends);
     }

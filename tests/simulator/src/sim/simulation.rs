@@ -25,13 +25,14 @@ pub const SIMULATIONS: [Simulation; 3] = [COMMS, RAILS, RANKS];
 
 const QUEUE_PAIR: &[Machine] = &[Machine::Requester, Machine::Responder];
 const COMM: &[Machine] = &[Machine::Sender, Machine::Receiver];
+const COMM_AND_RAILS: &[Machine] = &[Machine::Sender, Machine::Receiver, Machine::Rail];
 
 /// Pairs of comms send to each other.
 pub const COMMS: Simulation = Simulation {
     name: "comms",
     test: "simulation",
     run: scenario::run,
-    faults: OF_COMMS,
+    faults: &OF_COMMS,
     events: COMM_EVENTS,
 };
 
@@ -40,29 +41,36 @@ pub const RAILS: Simulation = Simulation {
     name: "rails",
     test: "simulated_rails",
     run: scenario::run_rails,
-    faults: OF_COMMS,
+    faults: &OF_RAILS,
     events: COMM_EVENTS,
 };
 
-const OF_COMMS: &[FaultRow] = &[
-    (Fault::Lost, QUEUE_PAIR),
-    (Fault::Duplicated, QUEUE_PAIR),
-    (Fault::Reordered, QUEUE_PAIR),
-    (Fault::Corrupted, QUEUE_PAIR),
-    (Fault::Cut, QUEUE_PAIR),
-    (Fault::Overflowed, QUEUE_PAIR),
-    (Fault::PortDown, COMM),
-    (Fault::PortOut, COMM),
-    (Fault::PortGone, COMM),
-    (Fault::HostSlow, COMM),
-    (
-        Fault::QpBroken,
-        &[Machine::Requester, Machine::Responder, Machine::Sender, Machine::Receiver],
-    ),
-    (Fault::LineLost, COMM),
-    (Fault::LineOut, COMM),
-    (Fault::EndKilled, COMM),
-];
+const OF_COMMS: [FaultRow; 14] =
+    of_comms(COMM, &[Machine::Requester, Machine::Responder, Machine::Sender, Machine::Receiver]);
+const OF_RAILS: [FaultRow; 14] = of_comms(
+    COMM_AND_RAILS,
+    &[Machine::Requester, Machine::Responder, Machine::Sender, Machine::Receiver, Machine::Rail],
+);
+
+/// The faults of connections. A broken queue pair hits the machines `all`.
+const fn of_comms(comm: &'static [Machine], all: &'static [Machine]) -> [FaultRow; 14] {
+    [
+        (Fault::Lost, QUEUE_PAIR),
+        (Fault::Duplicated, QUEUE_PAIR),
+        (Fault::Reordered, QUEUE_PAIR),
+        (Fault::Corrupted, QUEUE_PAIR),
+        (Fault::Cut, QUEUE_PAIR),
+        (Fault::Overflowed, QUEUE_PAIR),
+        (Fault::PortDown, comm),
+        (Fault::PortOut, comm),
+        (Fault::PortGone, comm),
+        (Fault::HostSlow, comm),
+        (Fault::QpBroken, all),
+        (Fault::LineLost, comm),
+        (Fault::LineOut, comm),
+        (Fault::EndKilled, comm),
+    ]
+}
 
 const COMM_EVENTS: &[Event] = &[
     Event::PacketSent,

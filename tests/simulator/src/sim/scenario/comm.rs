@@ -2,7 +2,7 @@
 
 use std::mem;
 
-use invar_core::comm::RecoveryStage;
+use invar_core::comm::{RailStates, RecoveryStage};
 use invar_core::error::Error;
 use invar_core::nic::Nic;
 
@@ -96,6 +96,25 @@ impl<N: Nic> Comm<N> {
                 [sender, receiver]
             }
         }
+    }
+
+    /// The states of the rails that a fault hits, as the sending end sees them. A comm of one rail has none.
+    pub(super) fn rails(&self, is_hit: impl Fn(usize) -> bool) -> Vec<MachineState> {
+        let State::Open(traffic) = &self.state else { return Vec::new() };
+        let RailStates { count, in_use, down } = traffic.rails();
+        let rails = (0..usize::from(count)).filter(|rail| count > 1 && is_hit(*rail));
+        let state = |rail: usize| match [in_use, down].map(|set| set >> rail & 1) {
+            [1, _] => MachineState::RailInUse,
+            [_, 1] => MachineState::RailDown,
+            _ => MachineState::RailIdle,
+        };
+        rails.map(state).collect()
+    }
+
+    /// The states of both ends and of all rails.
+    pub(super) fn all_machines(&self, world: &World) -> Vec<MachineState> {
+        let ends = self.machines(world).into_iter();
+        ends.chain(self.rails(|_| true)).collect()
     }
 
     /// Takes a step. The step returns whether it was the last.
