@@ -13,7 +13,7 @@ use core::fmt;
 pub(crate) use completion::give_up_ns;
 pub use completion::{CompletionError, hint, status_name};
 pub use line::LineError;
-pub use recovery::{RecoveryError, Suspicion};
+pub use recovery::{RailFaults, RecoveryError, Suspicion};
 pub use report::{Ends, Report};
 
 use crate::auth::AuthError;

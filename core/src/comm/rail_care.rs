@@ -4,7 +4,6 @@
 use super::base::{Base, Failed, Gate};
 use super::control::{Control, RailEnd, RailsReport};
 use super::rail_shares::{balance, weights};
-use super::rails::ListOf;
 use super::recovery::RecoveryStage;
 use super::route::Route;
 use crate::conn::wire::Preface;
@@ -44,12 +43,12 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         let gone = rails.in_use.without(both);
         if !gone.is_empty() && !both.is_empty() {
             rails.failed = gone;
-            warn!("{}: the port of rail {} is down, or has another GID", self.ends, ListOf(gone));
+            warn!("{}: the port of rail {gone} is down, or has another GID", self.ends);
             return self.suspect(Suspicion::RailFailed);
         }
         if !silent.is_empty() {
             rails.failed = silent;
-            warn!("{}: rail {} does not answer", self.ends, ListOf(silent));
+            warn!("{}: rail {silent} does not answer", self.ends);
             return self.suspect(Suspicion::RailFailed);
         }
         self.ask_rails(now_ns);
@@ -62,7 +61,7 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         let content = rails.reserve().and(rails.trusted);
         let due = waiting.without(content).without(rails.put_off_at(now_ns));
         if !due.is_empty() {
-            debug!("{}: rail {} is to join", self.ends, ListOf(due));
+            debug!("{}: rail {due} is to join", self.ends);
             self.recovery.is_planned = true;
             self.suspect(Suspicion::RailJoins);
         }
@@ -73,7 +72,7 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         let Self { rails, verbs, ends, .. } = self;
         let all = RailSet::first(rails.count);
         let software = all.iter().filter(|rail| verbs.nic.is_software(*rail)).collect();
-        let carrier = ListOf(rails.in_use);
+        let carrier = rails.in_use;
         match rails.fallback_news(software) {
             None => {}
             Some(true) => warn!(
@@ -131,9 +130,12 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         // Skip a rail that failed to start for one attempt, unless all rails did.
         let shunned = core::mem::take(&mut rails.shunned);
         let wanted = if shunned == all { all } else { all.without(shunned) };
-        rails.usable = verbs.renew_rails(attempt, wanted)?;
+        let usable = verbs.renew_rails(attempt, wanted);
         // The port of such a rail is up, but its device does not work.
-        rails.failed = rails.failed.or(verbs.rails_up(RailSet::NONE).without(rails.usable));
+        let refused = verbs.rails_up(RailSet::NONE).without(usable.unwrap_or(RailSet::NONE));
+        rails.refused = rails.refused.or(refused);
+        rails.usable = usable?;
+        rails.failed = rails.failed.or(refused);
         rails.told = rails.usable;
         (ends.qpn, ends.gid) = (verbs.nic.qp_num(&verbs.qp), verbs.port.gid);
         // What failed since the last look counts too. The next look puts it off.
@@ -163,12 +165,7 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
             trusted: rails.offered,
             ends: rails.usable.iter().map(end).collect(),
         };
-        debug!(
-            "{}: attempt {attempt}, {} rows, rails {}",
-            self.ends,
-            report.rows,
-            ListOf(report.usable)
-        );
+        debug!("{}: attempt {attempt}, {} rows, rails {}", self.ends, report.rows, report.usable);
         self.line.send(&Control::RailsReport(report));
         Ok(())
     }
@@ -209,6 +206,7 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
                 rails.shun(rail);
                 return Err(error);
             }
+            rails.refused = rails.refused.without(RailSet::one(rail));
             if in_use.iter().next() == Some(rail) {
                 peer.note(ends);
                 rails.peer_rkey = end.preface.sizes_rkey;
@@ -237,7 +235,7 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         rails.trusted = in_use.or(trusted);
         // An answer to an earlier question says nothing about these queue pairs.
         self.route.rail_work().answered = RailSet::NONE;
-        info!("{}: data goes over rail {}", self.ends, ListOf(in_use));
+        info!("{}: data goes over rail {in_use}", self.ends);
         Ok(())
     }
 

@@ -18,6 +18,7 @@
 //! - A rail that fails again soon is left alone for longer and longer, up to [`PAUSE_NS`]'s end.
 
 use crate::conn::{PROBE, RAILS_MAX, RailSet, rail_of};
+use crate::error::RailFaults;
 use crate::nic::{Wc, WcStatus};
 
 /// The first and the longest pause before a rail that has failed is tried again.
@@ -54,6 +55,8 @@ pub(super) struct Rails {
     pub(super) stale: RailSet,
     /// The rails whose queue pairs could not be started in the last attempt.
     pub(super) shunned: RailSet,
+    /// The rails on which this end could not make queue pairs, or not start them, when it tried last.
+    pub(super) refused: RailSet,
     /// The rails that failed since the last look.
     pub(super) failed: RailSet,
     /// The rails whose ports were up when this end looked last, the number of reports about ports by then, and the
@@ -141,6 +144,7 @@ impl Rails {
             asked: RailSet::NONE,
             stale: RailSet::NONE,
             shunned: RailSet::NONE,
+            refused: RailSet::NONE,
             failed: RailSet::NONE,
             up: (RailSet::NONE, 0, 0),
             peer_up: RailSet::first(count),
@@ -230,6 +234,18 @@ impl Rails {
     pub(super) fn shun(&mut self, rail: usize) {
         self.failed = self.failed.or(RailSet::one(rail));
         self.shunned = self.shunned.or(RailSet::one(rail));
+        self.refused = self.refused.or(RailSet::one(rail));
+    }
+
+    /// What became of each rail, for the error that ends the connection. The ports of the rails `up` are up.
+    pub(super) fn faults(&self, up: RailSet) -> RailFaults {
+        let refused = up.and(self.refused);
+        RailFaults {
+            count: self.count as u8,
+            port_down: RailSet::first(self.count).without(up).0,
+            refused: refused.0,
+            peer_down: up.without(refused).without(self.peer_up).0,
+        }
     }
 
     /// Blames the rail of a queue pair.
@@ -286,17 +302,5 @@ impl Rails {
         self.trusted = self.trusted.without(self.failed);
         self.asked = self.asked.without(self.failed);
         self.failed = RailSet::NONE;
-    }
-}
-
-/// Rails for people: `0+2`.
-pub(super) struct ListOf(pub(super) RailSet);
-
-impl core::fmt::Display for ListOf {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        for (i, rail) in self.0.iter().enumerate() {
-            write!(f, "{}{rail}", if i == 0 { "" } else { "+" })?;
-        }
-        Ok(())
     }
 }

@@ -5,7 +5,7 @@ use super::control::{CLOSED, Control, Report};
 use super::line::LineNews;
 use super::recovery::RecoveryStage;
 use super::route::Route;
-use crate::conn::{CommSettings, Peer, Stream};
+use crate::conn::{CommSettings, Peer, RailSet, Stream};
 use crate::error::{Error, RecoveryError, Suspicion};
 use crate::mutant::{Mutant, is_planted};
 use crate::nic::{Nic, NicError, Verb};
@@ -240,7 +240,8 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
 
     /// Fails the comm if it has not worked for too long. `error` is the fault of the last attempt.
     fn give_up_if_late(&mut self, now_ns: u64, error: NicError) -> Result<(), Failed> {
-        let Self { recovery, verbs, line, .. } = self;
+        let has_rails = self.has_rails();
+        let Self { recovery, verbs, line, rails, .. } = self;
         let waited_ns = recovery.trouble.waited_ns(now_ns);
         if waited_ns < verbs.settings.recovery_timeout_ns {
             return Ok(());
@@ -254,6 +255,7 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
             attempt_ms: ms(now_ns.saturating_sub(recovery.trouble.attempt_ns)),
             heard_ms: ms(heard_ns),
             line_lost_ms: lost_ns.map(ms),
+            rails: has_rails.then(|| rails.faults(verbs.rails_up(RailSet::NONE))),
             verb: error.verb,
             errno: error.errno,
             trouble: error.cause,

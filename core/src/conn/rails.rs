@@ -1,5 +1,7 @@
 //! Sets of rails, and the keys of a row's buffers on each rail.
 
+use core::fmt;
+
 /// The most rails of a connection.
 pub const RAILS_MAX: usize = 8;
 
@@ -65,6 +67,16 @@ impl RailSet {
     /// The rails, in order.
     pub(crate) fn iter(self) -> impl Iterator<Item = usize> {
         (0..RAILS_MAX).filter(move |rail| self.has(*rail))
+    }
+}
+
+/// Displays a set for people: `0+2`.
+impl fmt::Display for RailSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, rail) in self.iter().enumerate() {
+            write!(f, "{}{rail}", if i == 0 { "" } else { "+" })?;
+        }
+        Ok(())
     }
 }
 

@@ -3,6 +3,7 @@
 use core::fmt;
 
 use super::status_name;
+use crate::conn::RailSet;
 use crate::nic::{NicError, Verb, WcStatus};
 
 /// The reason for which an end replaces its queue pairs.
@@ -49,6 +50,42 @@ impl fmt::Display for Suspicion {
     }
 }
 
+/// The fault of each rail of a connection that ends, a bit for each rail. Rails are numbered from 0, in the order of
+/// `INVAR_RAILS`. A rail with none of these faults did not answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RailFaults {
+    /// Number of rails.
+    pub count: u8,
+    /// The rails whose port is down at this end.
+    pub port_down: u8,
+    /// The rails whose port is up, but whose device has refused new queue pairs at this end.
+    pub refused: u8,
+    /// The rails that work at this end, but have no new queue pairs at the peer: a port that is down, or a device
+    /// that refuses.
+    pub peer_down: u8,
+}
+
+impl fmt::Display for RailFaults {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let RailFaults { count, port_down, refused, peer_down } = *self;
+        let faults = [port_down, refused, peer_down].map(RailSet);
+        let others = RailSet::first(count.into());
+        let silent = faults.iter().fold(others, |others, fault| others.without(*fault));
+        let [port_down, refused, peer_down] = faults;
+        let all = [
+            (port_down, "port down at this end"),
+            (refused, "refused by the device of this end"),
+            (peer_down, "down or refused at the peer"),
+            (silent, "no answer"),
+        ];
+        let all = all.iter().filter(|(rails, _)| !rails.is_empty());
+        for (i, (rails, fault)) in all.enumerate() {
+            write!(f, "{}rail {rails}: {fault}", if i == 0 { "" } else { ", " })?;
+        }
+        Ok(())
+    }
+}
+
 /// New queue pairs could not be made for as long as the settings allow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecoveryError {
@@ -64,6 +101,8 @@ pub struct RecoveryError {
     pub heard_ms: u32,
     /// Milliseconds since the TCP connection was lost, if it is.
     pub line_lost_ms: Option<u32>,
+    /// The faults of the rails, if the connection has several.
+    pub rails: Option<RailFaults>,
     /// The verb that failed in the last attempt.
     pub verb: Verb,
     /// Error number of that verb; 0 if there was none.
@@ -83,6 +122,9 @@ impl fmt::Display for RecoveryError {
         )?;
         let fault = NicError::new(*verb, *errno, trouble);
         write!(f, "the last one, {attempt:.1} s ago, ended with {fault}; ")?;
+        if let Some(rails) = self.rails {
+            write!(f, "{rails}; ")?;
+        }
         write!(f, "the peer was heard of last {heard:.1} s ago over TCP")?;
         if let Some(lost) = line_lost_ms.map(seconds) {
             write!(f, ", which has been down for {lost:.1} s")?;

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use invar_core::comm::{RecvBuf, SendBuf};
 use invar_core::conn::CommSettings;
+use invar_core::error::Error;
 use invar_core::nic::{Gid, Nic, PortAttr, PortState, SendWr, Verb};
 use invar_linux::either::Either;
 use invar_linux::memory::HostMemory;
@@ -36,16 +37,26 @@ impl Line {
     /// Connects two ends of two rails, of which so many are no standby at each end. Waits until both rails have
     /// queue pairs.
     fn new(active: [usize; 2]) -> Self {
+        Line::with([CommSettings::default(); 2], active)
+    }
+
+    fn with(settings: [CommSettings; 2], active: [usize; 2]) -> Self {
         let [a, b, c, d]: [NullNic; 4] = NullNic::ports();
-        Line::over([[a, b], [c, d]].map(|rails| rails.map(Meddler::new)), active, Duration::ZERO)
+        let rails = [[a, b], [c, d]].map(|rails| rails.map(Meddler::new));
+        Line::over(rails, settings, active, Duration::ZERO)
     }
 }
 
 impl<N: Nic<Memory = HostMemory> + Clone> Line<N> {
-    fn over([here, there]: [[N; 2]; 2], active: [usize; 2], nap: Duration) -> Self {
+    fn over(
+        [here, there]: [[N; 2]; 2],
+        settings: [CommSettings; 2],
+        active: [usize; 2],
+        nap: Duration,
+    ) -> Self {
         let ends = [(here, active[0]), (there, active[1])]
             .map(|(rails, active)| Rails::new(rails.to_vec(), active).expect("two rails"));
-        let duo = duo::connect([&ends[0], &ends[1]], [CommSettings::default(); 2], || {});
+        let duo = duo::connect([&ends[0], &ends[1]], settings, || {});
         let duo = duo.expect("a connection");
         let from = Buffer::new(&ends[0], &duo.send_pd, MESSAGES * BYTES);
         let to = Buffer::new(&ends[1], &duo.recv_pd, MESSAGES * BYTES);
@@ -109,6 +120,9 @@ impl<N: Nic<Memory = HostMemory> + Clone> Line<N> {
     }
 }
 
+/// Makes a device misbehave.
+type Change = fn(&Meddler);
+
 /// Breaks the first of two rails, or mends it.
 type Break = fn(&Rails<Meddler>, bool);
 
@@ -170,7 +184,8 @@ fn a_software_nic_carries_data_with_warnings_while_a_device_of_another_kind_does
         let soft = SoftNic::open(&SoftConfig::new("soft", address)).expect("a software NIC");
         [Kinds::First(device.clone()), Kinds::Second(soft)]
     });
-    let mut line = Line::over(rails, [1; 2], Duration::from_micros(200));
+    let mut line =
+        Line::over(rails, [CommSettings::default(); 2], [1; 2], Duration::from_micros(200));
     let mut numbers = 0..MESSAGES;
     line.until(&[0]);
     for end in [0, 1] {
@@ -226,4 +241,59 @@ fn a_rail_whose_port_has_another_gid_gets_new_queue_pairs_and_carries_data_again
         let attempts = line.duo.send.attempts() - before;
         assert!(attempts < 5, "{end} {rail}: {attempts} attempts");
     }
+}
+
+/// Lets both ends go on until one has failed to make new queue pairs, and returns its error.
+fn outlast_recovery(line: &mut Line) -> String {
+    for _ in 0..120_000 {
+        line.now_ns += 1_000_000;
+        let ends = [line.duo.send.check_peer(line.now_ns), line.duo.recv.check_peer(line.now_ns)];
+        if let Some(error) = ends.into_iter().find_map(Result::err) {
+            assert!(matches!(error, Error::Recovery(_)), "{error}");
+            return error.to_string();
+        }
+    }
+    panic!("no end gives up");
+}
+
+#[test]
+fn the_error_that_ends_a_connection_names_each_rail_with_its_fault() {
+    let port_down: Change = |nic| {
+        let port = nic.query_port().expect("a port");
+        nic.plan.port.set(Some(PortAttr { state: PortState::Down, ..port }));
+    };
+    let refuses_peers: Change = |nic| nic.plan.refuses_peers.set(true);
+    let refuses_qps: Change = |nic| nic.plan.failing.set(Some(Verb::CreateQp));
+    let (down, refused) = ("port down at this end", "refused by the device of this end");
+    for (ends, changes, text) in [
+        ([0, 0], [port_down; 2], format!("rail 0+1: {down}")),
+        ([0, 1], [port_down; 2], format!("rail 0: {down}, rail 1: down or refused at the peer")),
+        ([0, 0], [refuses_qps, port_down], format!("rail 1: {down}, rail 0: {refused}")),
+        ([0, 0], [refuses_peers; 2], format!("rail 0+1: {refused}")),
+    ] {
+        // The sender gives up first.
+        let recovery_timeout_ns = 3_000_000_000;
+        let hasty = CommSettings { recovery_timeout_ns, ..CommSettings::default() };
+        let mut line = Line::with([hasty, CommSettings::default()], [2; 2]);
+        for (rail, (end, change)) in ends.into_iter().zip(changes).enumerate() {
+            change(&line.ends[end].nics()[rail]);
+        }
+        line.ends[0].nics()[0].plan.event.set(Some((Verb::QpEvent, "QP fatal")));
+        let error = outlast_recovery(&mut line);
+        assert!(error.contains(&format!("; {text}; ")), "{text} in: {error}");
+    }
+}
+
+#[test]
+fn the_error_that_ends_a_connection_names_rails_that_did_not_answer() {
+    let mut line = Line::new([2; 2]);
+    for nic in line.ends.iter().flat_map(Rails::nics) {
+        nic.plan.holding.set(true);
+    }
+    let room = RecvBuf { addr: line.to.addr(0), len: 64, tag: 0, rkey: line.to.rkey() };
+    let message = SendBuf { addr: line.from.addr(0), len: 64, lkey: line.from.lkey() };
+    let _received = line.duo.recv.irecv(&[room]).expect("irecv").expect("a request");
+    let _sent = line.duo.send.isend(&message, 0).expect("isend").expect("a request");
+    let error = outlast_recovery(&mut line);
+    assert!(error.contains("; rail 0+1: no answer; "), "{error}");
 }
