@@ -100,7 +100,7 @@ pub(super) enum Control {
     /// The receiver closes. All receives before number `rows_done`, counted from 0, are complete.
     Close { rows_done: u64 },
     /// This end's old queue pairs have stopped, and these are its new ones.
-    Report(Report),
+    Report(RecoveryReport),
     /// The report of an end whose connection has several rails.
     RailsReport(RailsReport),
     /// The ports of these rails are up at this end.
@@ -123,7 +123,7 @@ pub(super) enum Control {
 
 /// The report of an end about its stopped queue pairs, and its new queue pairs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Report {
+pub(super) struct RecoveryReport {
     /// Number of the attempt. Both ends use the queue pairs of the same attempt.
     pub(super) attempt: u32,
     /// From the sender: the number of rows that it has sent. From the receiver: the number of rows that
@@ -190,7 +190,7 @@ impl ControlWriter {
             HeadBytes { magic, value: value.into(), number: self.next.into(), heard: heard.into() };
         let (report, rails, view);
         let body = match message {
-            Control::Report(Report { rows, preface, info, .. }) => {
+            Control::Report(RecoveryReport { rows, preface, info, .. }) => {
                 let (preface, info) = (preface.to_bytes(), info.to_bytes());
                 report = ReportBytes { rows: (*rows).into(), preface, info };
                 report.as_bytes()
@@ -355,7 +355,7 @@ impl ControlReader {
                 let info = QpInfo::parse(&body.info, usize::from(qps), false);
                 let info = info.map_err(Error::QpInfo)?;
                 let rows = body.rows.get();
-                Control::Report(Report { attempt: attempt()?, rows, preface, info })
+                Control::Report(RecoveryReport { attempt: attempt()?, rows, preface, info })
             }
             ASK => Control::Ask { rows: value },
             SEEN => Control::Seen { rows: value },

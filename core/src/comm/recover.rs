@@ -1,7 +1,7 @@
 //! Drives the recovery of a comm through the stages of [`super::recovery`].
 
 use super::base::{Base, Failed, Gate};
-use super::control::{CLOSED, Control, Report};
+use super::control::{CLOSED, Control, RecoveryReport};
 use super::line::LineNews;
 use super::recovery::RecoveryStage;
 use super::route::Route;
@@ -185,7 +185,7 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         } else {
             route.rows_to_report(reqs, rows, depth)
         };
-        let report = Report {
+        let report = RecoveryReport {
             attempt,
             rows,
             preface: verbs.preface(depth as u16),
@@ -202,7 +202,7 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
             return self.start_rails_anew(now_ns);
         }
         let Some(report) = self.recovery.report().cloned() else { return Err(Error::Unexpected) };
-        let Report { preface, mut info, .. } = report;
+        let RecoveryReport { preface, mut info, .. } = report;
         if preface.qp_count != self.verbs.qp_count() {
             return Err(Error::Unexpected);
         }

@@ -21,7 +21,7 @@
 //!
 //! [`CommSettings::recovery_timeout_ns`]: crate::conn::CommSettings::recovery_timeout_ns
 
-use super::control::{RailsReport, Report};
+use super::control::{RailsReport, RecoveryReport};
 use crate::conn::FENCE;
 use crate::error::{CompletionError, Error, Suspicion};
 use crate::mutant::{Mutant, is_planted};
@@ -46,7 +46,7 @@ pub(super) struct Recovery {
     /// The number of the queue pairs that are in use, or that are being made.
     pub(super) attempt: u32,
     /// The peer's latest report.
-    pub(super) peer: Option<Report>,
+    pub(super) peer: Option<RecoveryReport>,
     /// The peer's latest report on a connection of several rails.
     pub(super) peer_rails: Option<RailsReport>,
     /// Whether the connection worked before this recovery, which has just begun.
@@ -199,7 +199,7 @@ impl Recovery {
     }
 
     /// Takes the peer's report.
-    pub(super) fn heard(&mut self, report: Report) -> Result<(), Error> {
+    pub(super) fn heard(&mut self, report: RecoveryReport) -> Result<(), Error> {
         self.expect_report(report.attempt)?;
         self.peer = Some(report);
         Ok(())
@@ -225,7 +225,7 @@ impl Recovery {
     }
 
     /// The peer's report of this attempt.
-    pub(super) fn report(&self) -> Option<&Report> {
+    pub(super) fn report(&self) -> Option<&RecoveryReport> {
         self.peer.as_ref().filter(|report| report.attempt == self.attempt)
     }
 

@@ -66,7 +66,7 @@ fn report(attempt: u32, rows: u64, qps: u32) -> Control {
         fifo_rkey: 0,
         fifo_addr: 0,
     };
-    Control::Report(Report { attempt, rows, preface, info })
+    Control::Report(RecoveryReport { attempt, rows, preface, info })
 }
 
 fn any_control() -> impl Strategy<Value = Control> {
