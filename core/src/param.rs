@@ -158,7 +158,8 @@ const fn auto_or_int(auto: i64, min: i64, max: i64) -> Allowed {
 params! {
     /// 1 hides RDMA devices from Invar.
     NCCL_IB_DISABLE => ib_disable: bool = "0", FLAG;
-    /// Names the RDMA devices and ports to use; empty takes all.
+    /// Names the RDMA devices and ports to use; empty takes all. An entry a:PORT:RAIL:PLANE also tells NCCL the rail
+    /// and the plane of its ports; each part may be empty.
     NCCL_IB_HCA => ib_hca: NameFilter<'a> = "", Allowed::Names;
     /// Index of the local GID on RoCE; -1 picks a GID by version, address family and subnet.
     NCCL_IB_GID_INDEX => ib_gid_index: Option<u8> = "-1", auto_or_int(-1, 0, 255), unit: "index",

@@ -75,6 +75,11 @@ pub struct DeviceInfo {
     pub card_port: u32,
     /// The most queue pairs of the device; `None` if there is no limit.
     pub qps_max: Option<u32>,
+    /// The rail of an RDMA port in the network, if `NCCL_IB_HCA` tells it; at least 0. Devices that work together
+    /// have one if all have the same.
+    pub rail_id: Option<i16>,
+    /// The plane of an RDMA port in the network, as for the rail.
+    pub plane_id: Option<i16>,
     /// The most buffers of one grouped receive.
     pub recvs_max: usize,
     /// Whether the device registers memory with PCIe relaxed ordering.

@@ -22,7 +22,8 @@ const P2P_BYTES_MAX: usize = 1 << 30;
 /// passes through pinned host memory as a whole. NCCL has up to eight pieces of a longer collective in
 /// progress, so copies and reductions overlap.
 const COLL_BYTES_MAX: usize = 32 << 20;
-/// `NCCL_NET_ID_UNDEF`.
+/// `NCCL_NET_ID_UNDEF`: NCCL ignores the rail or the plane. Only `NCCL_IB_HCA` tells them, since neither PCI nor
+/// addresses show how a network is built.
 const UNDEFINED: i16 = -1;
 
 /// `getProperties`.
@@ -90,10 +91,10 @@ macro_rules! value {
         1
     };
     (rail_id, $device:ident) => {
-        UNDEFINED
+        $device.info.rail_id.unwrap_or(UNDEFINED)
     };
     (plane_id, $device:ident) => {
-        UNDEFINED
+        $device.info.plane_id.unwrap_or(UNDEFINED)
     };
 }
 

@@ -68,6 +68,10 @@ pub struct PortInfo {
     pub card_port: u32,
     /// Maximum number of queue pairs of the device.
     pub qps_max: u32,
+    /// The port's rail in the network, if `NCCL_IB_HCA` tells it.
+    pub rail_id: Option<i16>,
+    /// The port's plane in the network, if `NCCL_IB_HCA` tells it.
+    pub plane_id: Option<i16>,
 }
 
 impl PortInfo {
@@ -251,6 +255,7 @@ fn list_device(
         let card = |path| PciPath::new(path, rules.merge_vfs);
         let others = others.filter_map(|other| other.pci_path.as_deref().map(card));
         let before = pci_path.as_deref().map_or(0, |path| real_port(card(path), others));
+        let taker = rules.hca.taker(device, Some(port_num));
         listing.ports.push(PortInfo {
             netdev: netdev(&port.gid.entry, interfaces).map(|interface| interface.name.clone()),
             name,
@@ -261,6 +266,8 @@ fn list_device(
             pci_path: pci_path.as_deref().map(|path| card(path).to_string()),
             card_port: u32::from(port_num) + before as u32,
             qps_max: u32::try_from(attr.max_qp).unwrap_or(0),
+            rail_id: taker.and_then(|entry| entry.rail),
+            plane_id: taker.and_then(|entry| entry.plane),
         });
     }
 }

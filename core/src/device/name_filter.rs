@@ -2,11 +2,12 @@
 //!
 //! ```text
 //!   list  = ["^"] ["="] [entry {"," entry}]
-//!   entry = name [":" port]
+//!   entry = name [":" [port] [":" [rail] [":" [plane]]]]
 //! ```
 //!
 //! With `^` the list matches all devices but the listed ones. Without `=` a name matches every device
-//! whose name begins with it. An empty list matches all devices. Blanks around the list and its entries
+//! whose name begins with it. An empty list matches all devices. Rail and plane say nothing about which devices
+//! match: NCCL takes them for the place of the port in the network. Blanks around the list and its entries
 //! are ignored. (In NCCL's `parseStringList` and `matchIfList` blanks are part of a name.)
 
 use core::fmt;
@@ -26,6 +27,10 @@ pub struct NameEntry<'a> {
     pub name: &'a str,
     /// The port; `None` means every port.
     pub port: Option<u8>,
+    /// The user's number of the rail, at least 0.
+    pub rail: Option<i16>,
+    /// The user's number of the plane, at least 0.
+    pub plane: Option<i16>,
 }
 
 /// The reason why a list has no meaning.
@@ -35,6 +40,12 @@ pub enum NameFilterError<'a> {
     /// The port is not a number. NCCL reads such a port as 0, which no port has.
     #[error("'{entry}': the port must be a number from 0 to 255")]
     Port {
+        /// The entry as written.
+        entry: &'a str,
+    },
+    /// The rail or the plane is not a number, or more follows. NCCL ignores what follows.
+    #[error("'{entry}': rail and plane must be numbers from 0 to 32767, with nothing behind them")]
+    Place {
         /// The entry as written.
         entry: &'a str,
     },
@@ -96,6 +107,11 @@ impl<'a> NameFilter<'a> {
         first.filter(|_| matching.all(|entry| cuts(&entry)))
     }
 
+    /// The entry that takes this device: the first that matches, if the list does not exclude its entries.
+    pub fn taker(&self, name: &str, port: Option<u8>) -> Option<NameEntry<'a>> {
+        self.matching(name, port).next().filter(|_| !self.exclude)
+    }
+
     /// Returns whether the list excludes its entries.
     pub fn is_exclusion(&self) -> bool {
         self.exclude
@@ -131,17 +147,24 @@ fn entries(list: &str) -> impl Iterator<Item = &str> {
 }
 
 fn parse_entry(entry: &str) -> Result<NameEntry<'_>, NameFilterError<'_>> {
-    let (name, port) = match entry.split_once(':') {
-        None => (entry, None),
-        Some((name, port)) => {
-            let number = port.parse().map_err(|_| NameFilterError::Port { entry })?;
-            (name, Some(number))
-        }
+    let mut parts = entry.split(':');
+    let name = parts.next().unwrap_or_default();
+    let mut next = || parts.next().filter(|part| !part.is_empty());
+    let port =
+        next().map(str::parse::<u8>).transpose().map_err(|_| NameFilterError::Port { entry })?;
+    let place = |part: Option<&str>| match part.map(str::parse::<i16>) {
+        None => Ok(None),
+        Some(Ok(number @ 0..)) => Ok(Some(number)),
+        Some(_) => Err(NameFilterError::Place { entry }),
     };
+    let (rail, plane) = (place(next())?, place(next())?);
+    if parts.next().is_some() {
+        return Err(NameFilterError::Place { entry });
+    }
     if name.is_empty() {
         return Err(NameFilterError::NoName { entry });
     }
-    Ok(NameEntry { name, port })
+    Ok(NameEntry { name, port, rail, plane })
 }
 
 #[cfg(test)]
@@ -213,12 +236,37 @@ mod tests {
     }
 
     #[test]
+    fn the_entry_that_takes_a_device_tells_its_rail_and_plane() {
+        let place = |list: &'static str, name, port| {
+            let taker = NameFilter::parse(list).unwrap().taker(name, Some(port));
+            taker.map(|entry| (entry.rail, entry.plane))
+        };
+        assert_eq!(place("a:1:3:7", "a", 1), Some((Some(3), Some(7))));
+        assert_eq!(place("a::3", "a", 2), Some((Some(3), None)));
+        assert_eq!(place("b:1:2,a:::32767,a:1:5", "a", 1), Some((None, Some(32767))));
+        assert_eq!(place("a:2:3,a:1:4:5", "a", 1), Some((Some(4), Some(5))));
+        assert_eq!(place("a,b:", "b", 9), Some((None, None)));
+        assert_eq!(place("^b:1:2", "a", 1), None);
+        assert_eq!(place("", "a", 1), None);
+    }
+
+    #[test]
     fn lists_that_mean_nothing_are_errors() {
         for (list, message) in [
             ("mlx5_0:x", "'mlx5_0:x': the port must be a number from 0 to 255"),
             ("a,mlx5_0:256", "'mlx5_0:256': the port must be a number from 0 to 255"),
-            ("mlx5_0:1:2", "'mlx5_0:1:2': the port must be a number from 0 to 255"),
-            ("mlx5_0:", "'mlx5_0:': the port must be a number from 0 to 255"),
+            (
+                "a:1:x",
+                "'a:1:x': rail and plane must be numbers from 0 to 32767, with nothing behind them",
+            ),
+            (
+                "a:1:2:-1",
+                "'a:1:2:-1': rail and plane must be numbers from 0 to 32767, with nothing behind them",
+            ),
+            (
+                "a:1:2:3:",
+                "'a:1:2:3:': rail and plane must be numbers from 0 to 32767, with nothing behind them",
+            ),
             (":1", "':1': a port without a device name"),
             ("^", "'^' lists no device"),
             ("^=,", "'^=,' lists no device"),

@@ -58,6 +58,8 @@ impl Device {
             guid: None,
             card_port: port.port_num.into(),
             qps_max: None,
+            rail_id: None,
+            plane_id: None,
             recvs_max: invar_core::fifo::RECVS_MAX,
             relaxed_ordering: false,
             rails: Vec::new(),

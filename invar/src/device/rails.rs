@@ -113,12 +113,20 @@ impl DeviceInfo {
             speed_mbps: speed,
             up: rails.iter().any(|rail| rail.up),
             qps_max: rails.iter().filter_map(|rail| rail.qps_max).min(),
+            rail_id: common(rails, |rail| rail.rail_id),
+            plane_id: common(rails, |rail| rail.plane_id),
             relaxed_ordering: rails.iter().all(|rail| rail.relaxed_ordering),
             standby: false,
             rails: active.into_iter().chain(standby).cloned().collect(),
             ..first.clone()
         })
     }
+}
+
+/// The number that all devices have.
+fn common(devices: &[DeviceInfo], number: fn(&DeviceInfo) -> Option<i16>) -> Option<i16> {
+    let first = devices.first().and_then(number);
+    first.filter(|_| devices.iter().all(|device| number(device) == first))
 }
 
 fn names<'a>(devices: &[&'a DeviceInfo]) -> Vec<&'a str> {
@@ -201,6 +209,16 @@ mod tests {
         let names: Vec<&str> = survey.devices.iter().map(|info| info.name.as_str()).collect();
         assert_eq!(names, ["a", "b+e", "c", "d", "i"]);
         assert_eq!((survey.devices[1].speed_mbps, survey.devices[1].rails.len()), (Some(200), 2));
+    }
+
+    #[test]
+    fn joined_devices_have_the_rail_and_the_plane_that_all_have() {
+        let mut survey = survey();
+        for (info, plane) in survey.devices.iter_mut().zip(0..) {
+            (info.rail_id, info.plane_id) = (Some(3), Some(plane));
+        }
+        join(&mut survey, "b+e").expect("two rails");
+        assert_eq!((survey.devices[1].rail_id, survey.devices[1].plane_id), (Some(3), None));
     }
 
     #[test]

@@ -108,6 +108,8 @@ fn describe(port: &PortInfo, interfaces: &[Interface]) -> Option<DeviceInfo> {
         guid: Some(port.guid),
         card_port: port.card_port,
         qps_max: Some(port.qps_max),
+        rail_id: port.rail_id,
+        plane_id: port.plane_id,
         recvs_max: RECVS_MAX,
         relaxed_ordering: false,
         rails: Vec::new(),

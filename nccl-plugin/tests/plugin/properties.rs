@@ -92,6 +92,16 @@ fn every_version_has_one_loopback_device_and_its_name() {
 }
 
 #[test]
+fn the_newest_version_tells_the_rail_and_the_plane_that_the_user_names() {
+    let (fake, _tree) = cards("0");
+    fake.set("NCCL_IB_HCA", "null0:1:3:7,null1::3,null2:1,null3").run(|| {
+        let told = (0..4).map(|device| properties(&ncclNetPlugin_v12, device));
+        let told: Vec<_> = told.map(|told| (told.rail_id, told.plane_id)).collect();
+        assert_eq!(told, [(3, 7), (3, -1), (-1, -1), (-1, -1)]);
+    });
+}
+
+#[test]
 fn the_newest_version_tells_all() {
     let told = properties(&ncclNetPlugin_v12, 0);
     assert!(told.pci_path.is_null());
