@@ -109,6 +109,7 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, Failure> {
         duration.as_secs_f64()
     ))?;
     let (mut links, mut sum, mut rates) = (Links::new(), Slice::default(), Vec::new());
+    let mut gaps = Vec::new();
     let mut fastest = 0.0_f64;
     let begin = Instant::now();
     while !stop.load(Ordering::Relaxed) {
@@ -118,6 +119,7 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, Failure> {
                 let rate = slice.rate();
                 fastest = fastest.max(rate);
                 rates.push((sum.time, rate));
+                gaps.push((sum.time, slice.gap));
                 say(row(sum.time, &links.up, &slice, fastest))?;
             }
             Err(RecvTimeoutError::Timeout) => links.step(&hosts, begin.elapsed())?,
@@ -139,10 +141,10 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, Failure> {
         receiver.end("the receiver")?;
     }
     say(format_args!(
-        "\noutages {}, longest gap {:.0} ms, {:.2} GB/s on average, {checked} bytes checked, {wrong} \
+        "\noutages {}, {}, {:.2} GB/s on average, {checked} bytes checked, {wrong} \
          wrong",
         links.outages.len(),
-        sum.gap.as_secs_f64() * 1e3,
+        describe_gaps(&gaps, &links.outages),
         sum.rate()
     ))?;
     if let Some(mut file) = plot {
@@ -150,6 +152,24 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, Failure> {
     }
     let is_well = wrong == 0 && (checked >= sum.bytes || is_cut_short);
     Ok(if is_well { ExitCode::SUCCESS } else { ExitCode::from(WRONG) })
+}
+
+/// Percentiles of the longest gaps of the outages, by the nearest rank. `gaps` has the end and the gap of each slice.
+/// An outage counts until the next begins.
+fn describe_gaps(gaps: &[(Duration, Duration)], outages: &[Outage]) -> String {
+    let begins = || outages.iter().map(|outage| outage.time.start);
+    let ends = begins().skip(1).chain([Duration::MAX]);
+    let longest = begins().zip(ends).map(|(begin, end)| {
+        let within = gaps.iter().filter(|(at, _)| *at > begin && *at <= end);
+        within.map(|(_, gap)| *gap).max().unwrap_or_default()
+    });
+    let mut longest: Vec<Duration> = longest.collect();
+    longest.sort();
+    let [p50, p99, max] = [50, 99, 100].map(|percent| {
+        let rank = (longest.len() * percent).div_ceil(100);
+        longest.get(rank.saturating_sub(1)).copied().unwrap_or_default().as_millis()
+    });
+    format!("longest gap of an outage {p50} ms (p50) {p99} ms (p99) {max} ms (max)")
 }
 
 /// A row of the picture.
@@ -236,5 +256,24 @@ impl Drop for End {
         // Killing fails only for a process that has ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_outage_has_the_longest_gap_until_the_next_begins() {
+        let ms = Duration::from_millis;
+        let gaps = [(500, 900), (1000, 2), (1500, 300), (2000, 5), (2500, 7), (3000, 40)];
+        let gaps = gaps.map(|(at, gap)| (ms(at), ms(gap)));
+        let outages = [1100, 2100, 2900].map(|at| Outage { link: 0, time: ms(at)..ms(at + 50) });
+        let told = |outages: &[Outage]| describe_gaps(&gaps, outages);
+        assert_eq!(
+            told(&outages),
+            "longest gap of an outage 40 ms (p50) 300 ms (p99) 300 ms (max)"
+        );
+        assert_eq!(told(&[]), "longest gap of an outage 0 ms (p50) 0 ms (p99) 0 ms (max)");
     }
 }
