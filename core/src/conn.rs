@@ -42,4 +42,4 @@ pub use rails::{RAILS_MAX, on_rail};
 pub(crate) use rails::{RailSet, rail_of, wire_qpn};
 pub(crate) use ready::{is_ready, start_with_acceptor};
 pub use settings::{CommSettings, PacketAuth, QPS_MAX, Wire};
-pub use stream::{Stream, StreamError};
+pub use stream::{AwaitedStream, Stream, StreamError};

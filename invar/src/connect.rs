@@ -9,12 +9,13 @@ use std::time::Duration;
 
 use invar_core::conn::{self, Handle};
 use invar_linux::clock::now_ns;
+use invar_linux::interest::Interest;
 use invar_linux::interface::Interface;
 
 use crate::error::Kind;
 use crate::raw::{AnyRecv, AnySend, Attempt, Keeper, Listen};
 use crate::settings::EndSettings;
-use crate::wait::{Alarm, poll_within};
+use crate::wait::{SetupWait, poll_within, time_left};
 use crate::{Device, Error, GpuSupport, RecvComm, SendComm, Settings};
 
 /// A listener for senders, on TCP. Its connections receive on one device.
@@ -59,8 +60,8 @@ impl Listener {
         let Some(attempt) = self.listen.accept()? else { return Ok(None) };
         let settings = self.settings.of_end();
         let (device, keeper) = (self.device.clone(), Keeper::of_namespace()?);
-        let alarm = Alarm::default();
-        Ok(Some(Accepting { attempt, device, settings, keeper, alarm }))
+        let wait = SetupWait::default();
+        Ok(Some(Accepting { attempt, device, settings, keeper, wait }))
     }
 
     /// Waits until a peer has called and is connected, at most `timeout`.
@@ -71,10 +72,10 @@ impl Listener {
     /// No peer was connected in time. The error is that of the last peer that gave up, if one did.
     pub fn accept_within(&self, timeout: Duration) -> Result<RecvComm, Error> {
         let (mut accepting, last_error) = (None, Cell::new(None));
-        let poll = || self.poll_peer(&mut accepting, |error| last_error.set(Some(error)));
-        poll_within(poll, |waited| {
-            (waited >= timeout).then(|| last_error.take().unwrap_or_else(|| self.no_peer(timeout)))
-        })
+        let gave_up = |error| last_error.set(Some(error));
+        let poll = |interest: &mut Interest| self.poll_peer(&mut accepting, interest, gave_up);
+        let late = || last_error.take().unwrap_or_else(|| self.no_peer(timeout));
+        poll_within(poll, |waited| time_left(timeout, waited).ok_or_else(late))
     }
 
     /// Waits like [`Listener::accept_within`], on any executor and without a deadline.
@@ -84,24 +85,32 @@ impl Listener {
     /// # Errors
     /// This host cannot accept. A peer that gives up on the way is no error.
     pub async fn accept_async(&self) -> Result<RecvComm, Error> {
-        let (mut accepting, mut alarm) = (None, Alarm::default());
-        poll_fn(|context| alarm.answer(context, self.poll_peer(&mut accepting, drop))).await
+        let (mut accepting, mut wait) = (None, SetupWait::default());
+        poll_fn(|context| {
+            wait.poll(context, |interest| self.poll_peer(&mut accepting, interest, drop))
+        })
+        .await
     }
 
-    /// Accepts a peer if `accepting` has none, and continues to connect it. `gave_up` gets the error of a peer
-    /// that gives up.
+    /// Accepts a peer if `accepting` has none, and continues to connect it. Arms `interest` if no peer is connected.
+    /// `gave_up` gets the error of a peer that gives up.
     fn poll_peer(
         &self,
         accepting: &mut Option<Accepting>,
+        interest: &mut Interest,
         gave_up: impl FnOnce(Error),
     ) -> Result<Option<RecvComm>, Error> {
         if accepting.is_none() {
             *accepting = self.accept()?;
         }
-        let polled = accepting.as_mut().map_or(Ok(None), Accepting::poll);
-        Ok(polled.unwrap_or_else(|error| {
+        let Some(peer) = accepting else {
+            self.listen.arm(interest);
+            return Ok(None);
+        };
+        Ok(peer.poll_or_arm(interest).unwrap_or_else(|error| {
             *accepting = None;
             gave_up(error);
+            self.listen.arm(interest);
             None
         }))
     }
@@ -126,7 +135,7 @@ pub struct Accepting {
     device: Device,
     settings: EndSettings,
     keeper: Keeper,
-    alarm: Alarm,
+    wait: SetupWait,
 }
 
 impl Accepting {
@@ -152,7 +161,15 @@ impl Accepting {
     /// See [`Accepting::poll`].
     pub fn wait(mut self) -> Result<RecvComm, Error> {
         // The attempt has a deadline of its own.
-        poll_within(|| self.poll(), |_| None)
+        poll_within(|interest| self.poll_or_arm(interest), |_| Ok(Duration::MAX))
+    }
+
+    fn poll_or_arm(&mut self, interest: &mut Interest) -> Result<Option<RecvComm>, Error> {
+        let polled = self.poll()?;
+        if polled.is_none() {
+            self.attempt.arm(interest);
+        }
+        Ok(polled)
     }
 }
 
@@ -165,7 +182,7 @@ pub struct Connecting {
     device: Device,
     settings: EndSettings,
     keeper: Keeper,
-    alarm: Alarm,
+    wait: SetupWait,
 }
 
 impl SendComm {
@@ -187,8 +204,8 @@ impl Connecting {
         settings.check(device.info())?;
         let attempt = device.adapter().connect(handle, conn_settings(device, settings))?;
         let (device, settings) = (device.clone(), settings.of_end());
-        let (keeper, alarm) = (Keeper::of_namespace()?, Alarm::default());
-        Ok(Connecting { attempt, device, settings, keeper, alarm })
+        let (keeper, wait) = (Keeper::of_namespace()?, SetupWait::default());
+        Ok(Connecting { attempt, device, settings, keeper, wait })
     }
 
     /// Continues the handshake without waiting. Returns `None` until the connection is complete.
@@ -213,7 +230,15 @@ impl Connecting {
     /// See [`Connecting::poll`].
     pub fn wait(mut self) -> Result<SendComm, Error> {
         // The attempt has a deadline of its own.
-        poll_within(|| self.poll(), |_| None)
+        poll_within(|interest| self.poll_or_arm(interest), |_| Ok(Duration::MAX))
+    }
+
+    fn poll_or_arm(&mut self, interest: &mut Interest) -> Result<Option<SendComm>, Error> {
+        let polled = self.poll()?;
+        if polled.is_none() {
+            self.attempt.arm(interest);
+        }
+        Ok(polled)
     }
 }
 
@@ -222,8 +247,10 @@ impl Future for Accepting {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let accepting = self.get_mut();
-        let polled = Accepting::poll(accepting);
-        accepting.alarm.answer(context, polled)
+        let mut wait = std::mem::take(&mut accepting.wait);
+        let polled = wait.poll(context, |interest| accepting.poll_or_arm(interest));
+        accepting.wait = wait;
+        polled
     }
 }
 
@@ -232,8 +259,10 @@ impl Future for Connecting {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let connecting = self.get_mut();
-        let polled = Connecting::poll(connecting);
-        connecting.alarm.answer(context, polled)
+        let mut wait = std::mem::take(&mut connecting.wait);
+        let polled = wait.poll(context, |interest| connecting.poll_or_arm(interest));
+        connecting.wait = wait;
+        polled
     }
 }
 

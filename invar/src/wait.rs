@@ -156,8 +156,6 @@ pub(crate) struct Alarm {
     seat: Option<Seat>,
     /// The sleeps of the wait that lasts now.
     sleeps: Option<Sleeps>,
-    /// When the wait of an end without descriptors began.
-    since: Option<Instant>,
 }
 
 impl Alarm {
@@ -165,18 +163,11 @@ impl Alarm {
     fn set(&mut self, interest: &Interest, sleep_max: Duration, context: &Context<'_>) {
         let sleeps = self.sleeps.get_or_insert_with(|| Sleeps::new(sleep_max));
         let within = sleeps.next(interest.is_blind());
-        self.set_within(Some(interest), within, context);
-    }
-
-    fn set_within(&mut self, interest: Option<&Interest>, within: Duration, context: &Context<'_>) {
         if self.seat.is_none() {
             self.seat = Seat::take().ok();
         }
         match &self.seat {
-            Some(seat) => {
-                let descriptor = interest.and_then(Interest::descriptor);
-                seat.wake(descriptor, within, context.waker());
-            }
+            Some(seat) => seat.wake(interest.descriptor(), within, context.waker()),
             // The system has no thread for the reactor, so the task asks again and again.
             None => context.waker().wake_by_ref(),
         }
@@ -184,27 +175,11 @@ impl Alarm {
 
     /// Ends a wait. Returns whether the task has slept.
     pub(crate) fn end(&mut self) -> bool {
-        let has_slept = self.sleeps.take().is_some() | self.since.take().is_some();
+        let has_slept = self.sleeps.take().is_some();
         if let Some(seat) = self.seat.as_ref().filter(|_| has_slept) {
             seat.forget();
         }
         has_slept
-    }
-
-    /// Answers a task what it has got by asking. Without an answer, the task is woken after an eighth of the time
-    /// that it has waited, so the sleeps delay the answer by no more than that.
-    pub(crate) fn answer<T>(
-        &mut self,
-        context: &Context<'_>,
-        asked: Result<Option<T>, Error>,
-    ) -> Poll<Result<T, Error>> {
-        if let Some(answer) = asked.transpose() {
-            self.end();
-            return Poll::Ready(answer);
-        }
-        let waited = self.since.get_or_insert_with(Instant::now).elapsed();
-        self.set_within(None, nap_after(waited), context);
-        Poll::Pending
     }
 }
 
@@ -242,26 +217,51 @@ pub(crate) async fn until<E: Waits, T>(
     .await
 }
 
-/// Polls until there is an answer or an error, for an end that is not connected yet. It sleeps for an eighth
-/// of the time that it has waited, so the sleeps delay the answer by no more than that.
-pub(crate) fn poll_within<T>(
-    mut poll: impl FnMut() -> Result<Option<T>, Error>,
-    mut late: impl FnMut(Duration) -> Option<Error>,
-) -> Result<T, Error> {
-    let start = Instant::now();
-    loop {
-        if let Some(answer) = poll()? {
-            return Ok(answer);
-        }
-        let waited = start.elapsed();
-        if let Some(error) = late(waited) {
-            return Err(error);
-        }
-        std::thread::sleep(nap_after(waited));
+/// How a task waits until a connection is made.
+#[derive(Debug, Default)]
+pub(crate) struct SetupWait {
+    /// The descriptors that end the sleep that lasts now.
+    interest: Interest,
+    alarm: Alarm,
+}
+
+impl SetupWait {
+    /// Asks once. Without an answer, `ask` arms what ends the sleep of the task.
+    pub(crate) fn poll<T>(
+        &mut self,
+        context: &Context<'_>,
+        ask: impl FnOnce(&mut Interest) -> Result<Option<T>, Error>,
+    ) -> Poll<Result<T, Error>> {
+        // Descriptors come and go while a connection is made, and a number may return for another descriptor.
+        self.interest = Interest::default();
+        let Some(answer) = ask(&mut self.interest).transpose() else {
+            self.alarm.set(&self.interest, SEND_SLEEP_MAX, context);
+            return Poll::Pending;
+        };
+        self.alarm.end();
+        Poll::Ready(answer)
     }
 }
 
-/// Returns how long to sleep after a wait of this length.
-fn nap_after(waited: Duration) -> Duration {
-    (waited / 8).clamp(Duration::from_micros(50), SLEEP_FIRST)
+/// Asks until there is an answer or an error, for an end that is not connected yet. Without an answer, `ask` arms
+/// what ends the sleep. `left` gets the time waited, and returns the time left, or the error if none is left.
+pub(crate) fn poll_within<T>(
+    mut ask: impl FnMut(&mut Interest) -> Result<Option<T>, Error>,
+    mut left: impl FnMut(Duration) -> Result<Duration, Error>,
+) -> Result<T, Error> {
+    let (start, mut sleeps) = (Instant::now(), Sleeps::new(SEND_SLEEP_MAX));
+    loop {
+        // See `SetupWait::poll`.
+        let mut interest = Interest::default();
+        if let Some(answer) = ask(&mut interest)? {
+            return Ok(answer);
+        }
+        let left = left(start.elapsed())?;
+        interest.sleep(sleeps.next(interest.is_blind()).min(left));
+    }
+}
+
+/// Returns the time that is left of `timeout`, if any.
+pub(crate) fn time_left(timeout: Duration, waited: Duration) -> Option<Duration> {
+    timeout.checked_sub(waited).filter(|left| !left.is_zero())
 }

@@ -7,6 +7,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::time::Duration;
 
+use invar_core::conn::AwaitedStream;
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::io::Errno;
@@ -50,6 +51,14 @@ impl Interest {
     /// Arms a descriptor that can become writable.
     pub fn writable(&mut self, fd: impl AsFd) {
         self.arm(fd.as_fd(), EventFlags::OUT);
+    }
+
+    /// Arms a stream for which an end waits while its connection is made.
+    pub fn awaited(&mut self, awaited: AwaitedStream<'_, impl AsFd>) {
+        match awaited {
+            AwaitedStream::Bytes(stream) => self.readable(stream),
+            AwaitedStream::Room(stream) => self.writable(stream),
+        }
     }
 
     /// Arms the descriptor of a connection that may end. An interest has one such connection at a time. If its end has

@@ -5,7 +5,7 @@ use super::link::Peer;
 use super::ready::is_ready;
 use super::stage::{Side, Stage};
 use super::wire::{Preface, QpInfo, READY};
-use super::{CommSettings, Stream, Wire};
+use super::{AwaitedStream, CommSettings, Stream, Wire};
 use crate::auth::Session;
 use crate::comm::{RecvComm, control_bytes};
 use crate::error::{Error, Report};
@@ -36,6 +36,11 @@ impl<N: Nic, S: Stream> Acceptor<N, S> {
     /// Stage of the connection.
     pub fn stage(&self) -> Stage {
         self.0.stage
+    }
+
+    /// Returns the stream for which this end waits; `None` after the comm was returned.
+    pub fn awaited(&self) -> Option<AwaitedStream<'_, S>> {
+        self.0.awaited()
     }
 
     /// Joins an error of this connection with a description of both ends.

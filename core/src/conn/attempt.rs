@@ -3,7 +3,7 @@
 use super::exchange::Exchange;
 use super::link::{Peer, Verbs, udp_port};
 use super::stage::{Side, Stage};
-use super::{CommSettings, Stream, StreamError};
+use super::{AwaitedStream, CommSettings, Stream, StreamError};
 use crate::auth::Session;
 use crate::error::{Ends, Error};
 use crate::nic::{Nic, PortAttr};
@@ -103,6 +103,16 @@ impl<N: Nic, S: Stream> Attempt<N, S> {
         debug_assert!(self.stage.next(self.side).contains(&to), "{} to {to}", self.stage);
         debug!("{}: the handshake goes from {} to {to}", self.side, self.stage);
         self.stage = to;
+    }
+
+    /// Returns the stream for which this end waits; `None` after the comm was returned.
+    pub(super) fn awaited(&self) -> Option<AwaitedStream<'_, S>> {
+        let stream = self.stream.as_ref()?;
+        Some(match (self.stage, self.side) {
+            (Stage::Recv | Stage::Authenticate | Stage::Connecting, _)
+            | (Stage::PendingReady, Side::Acceptor) => AwaitedStream::Bytes(stream),
+            _ => AwaitedStream::Room(stream),
+        })
     }
 
     /// Returns whether the TCP connection is up.

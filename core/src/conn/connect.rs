@@ -4,7 +4,7 @@ use super::attempt::{Attempt, GONE};
 use super::ready::start_with_acceptor;
 use super::stage::{Side, Stage};
 use super::wire::QpInfo;
-use super::{CommSettings, Stream, Wire};
+use super::{AwaitedStream, CommSettings, Stream, Wire};
 use crate::auth::{Calling, Session};
 use crate::comm::{SendComm, control_bytes};
 use crate::error::{Error, Report};
@@ -38,6 +38,11 @@ impl<N: Nic, S: Stream> Connector<N, S> {
     /// Stage of the connection.
     pub fn stage(&self) -> Stage {
         self.attempt.stage
+    }
+
+    /// Returns the stream for which this end waits; `None` after the comm was returned.
+    pub fn awaited(&self) -> Option<AwaitedStream<'_, S>> {
+        self.attempt.awaited()
     }
 
     /// Joins an error of this connection with a description of both ends.

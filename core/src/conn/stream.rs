@@ -64,6 +64,15 @@ pub trait Stream {
     }
 }
 
+/// A stream for which an end waits, until the connection is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AwaitedStream<'a, S> {
+    /// The end waits for bytes to receive.
+    Bytes(&'a S),
+    /// The end waits for the connection to be up, or for room to send.
+    Room(&'a S),
+}
+
 /// The reason why a stream is no longer usable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StreamError {

@@ -2,9 +2,9 @@
 
 use super::connect::{HandshakeSettings, HelloReader, Links, SOCKETS_MAX};
 use super::wire::{HELLO_BYTES, HelloError, SocketHello};
-use crate::conn::Stream;
 use crate::conn::stage::{Side, Stage};
 use crate::conn::wire::TIME_BYTES;
+use crate::conn::{AwaitedStream, Stream};
 use crate::error::{Ends, Error};
 
 /// Maximum number of waiting sockets: enough for 1,024 connections without lanes, and some strangers.
@@ -53,6 +53,17 @@ impl<S: Stream> PendingConnections<S> {
     /// silent in a call of [`PendingConnections::poll`].
     pub fn has_room(&self) -> bool {
         !self.sockets.is_full() || self.oldest_silent().is_some()
+    }
+
+    /// Returns the sockets for which this end waits. A socket that waits for others of its connection is none of
+    /// them.
+    pub fn awaited(&self) -> impl Iterator<Item = AwaitedStream<'_, S>> {
+        self.sockets.iter().filter_map(
+            |PendingSocket { stream, hello, is_whole, .. }| match hello {
+                None => Some(AwaitedStream::Bytes(stream)),
+                Some(_) => is_whole.then_some(AwaitedStream::Room(stream)),
+            },
+        )
     }
 
     /// Adds an accepted socket. If there is no room, the socket that has been silent for longest is

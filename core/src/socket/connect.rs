@@ -3,9 +3,9 @@
 use super::LANES_MAX;
 use super::wire::{HELLO_BYTES, HelloError, SocketHello};
 use crate::auth::Calling;
-use crate::conn::Stream;
 use crate::conn::stage::{Side, Stage};
 use crate::conn::wire::{DeviceName, TIME_BYTES};
+use crate::conn::{AwaitedStream, Stream};
 use crate::error::{Ends, Error, Report};
 use crate::peer_clock::PeerClock;
 
@@ -97,6 +97,18 @@ impl<S: Stream> SocketConnector<S> {
     /// Adds both ends of this connection to an error.
     pub fn report(&self, error: Error) -> Report<'_> {
         self.ends.report(error)
+    }
+
+    /// Returns the streams for which this end waits.
+    pub fn awaited(&self) -> impl Iterator<Item = AwaitedStream<'_, S>> {
+        let answers = self.stage == Stage::Connecting;
+        self.sockets.iter().enumerate().filter_map(move |(index, socket)| match socket.stage {
+            Stage::Authenticate => Some(AwaitedStream::Bytes(&socket.stream)),
+            Stage::Send if socket.sent >= HELLO_BYTES => {
+                (answers && index == 0).then_some(AwaitedStream::Bytes(&socket.stream))
+            }
+            _ => Some(AwaitedStream::Room(&socket.stream)),
+        })
     }
 
     /// Makes as much progress as is possible without waiting. `None` means: call again.

@@ -14,6 +14,7 @@ use invar_core::socket::Layout;
 use invar_core::stall::StallSettings;
 use invar_cuda::gdr::NicReach;
 use invar_linux::clock::now_ns;
+use invar_linux::interest::Interest;
 use invar_linux::memory::HostMemory;
 use invar_linux::socket::{
     self, AcceptError, ConnectError, Connecting, RecvComm, SocketDevice, SocketSettings,
@@ -137,6 +138,10 @@ impl Listen for Listening {
         }
     }
 
+    fn arm(&self, interest: &mut Interest) {
+        self.listener.lock().unwrap_or_else(PoisonError::into_inner).arm(interest);
+    }
+
     fn turned_away(&self) -> TurnedAway {
         let listener = self.listener.lock().unwrap_or_else(PoisonError::into_inner);
         listener.turned_away().clone()
@@ -150,6 +155,8 @@ impl Poll<AnyRecv> for Connected {
     fn poll(&mut self, _: u64) -> Result<Option<AnyRecv>, Error> {
         Ok(self.0.take().map(|comm| AnyRecv::Socket(Box::new(On::new(comm, &())))))
     }
+
+    fn arm(&self, _: &mut Interest) {}
 }
 
 /// A connection that is being made.
@@ -167,5 +174,9 @@ impl Poll<AnySend> for Connection {
             }
             Err(error) => Err(Error::reported(error, self.connecting.report(error))),
         }
+    }
+
+    fn arm(&self, interest: &mut Interest) {
+        self.connecting.arm(interest);
     }
 }

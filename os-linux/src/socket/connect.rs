@@ -11,6 +11,7 @@ use invar_core::param::PortRange;
 use invar_core::socket::{self, Layout, PendingConnections, SocketConnector, SocketRefused};
 
 use super::{RecvComm, SendComm, SocketDevice};
+use crate::interest::Interest;
 use crate::random::random;
 use crate::tcp::{AuthListener, Congestion, OobStream, TurnedAway, os};
 
@@ -31,6 +32,9 @@ pub struct SocketSettings {
     /// The sender's setting decides.
     pub truncate: bool,
 }
+
+/// Maximum number of sockets that one waiter arms.
+const ARMED_MAX: usize = 64;
 
 /// Listens for senders.
 #[derive(Debug)]
@@ -123,9 +127,22 @@ impl Listener {
         }
         match self.pending.poll(now_ns) {
             Ok(None) => Ok(None),
-            Ok(Some(links)) => Ok(Some(RecvComm::new(links, self.settings.layout.threads))),
+            Ok(Some(links)) => {
+                self.callers.call_waiters();
+                Ok(Some(RecvComm::new(links, self.settings.layout.threads)))
+            }
             Err(refused) => Err(AcceptError::Refused(Box::new(refused))),
         }
+    }
+
+    /// Arms what ends the sleep of a waiter after [`Listener::poll`] has returned `None`. While many connections are
+    /// made at once, the waiter looks now and then instead.
+    pub fn arm(&self, interest: &mut Interest) {
+        if self.pending.awaited().count() > ARMED_MAX {
+            return interest.blind();
+        }
+        self.callers.arm(interest);
+        self.pending.awaited().for_each(|awaited| interest.awaited(awaited));
     }
 }
 
@@ -165,6 +182,11 @@ impl Connecting {
     pub fn poll(&mut self, now_ns: u64) -> Result<Option<SendComm>, Error> {
         let Some(links) = self.connector.poll(now_ns)? else { return Ok(None) };
         Ok(Some(SendComm::new(links, self.threads, self.truncate)))
+    }
+
+    /// Arms what ends the sleep of a waiter after [`Connecting::poll`] has returned `None`.
+    pub fn arm(&self, interest: &mut Interest) {
+        self.connector.awaited().for_each(|awaited| interest.awaited(awaited));
     }
 
     /// Combines an error of this connection with the names of both ends.

@@ -15,10 +15,11 @@ use invar_core::auth::{Answering, AuthError, Resume, Secret, Service, Session, S
 use invar_core::conn::wire::QP_INFO_BYTES;
 use invar_core::conn::{Handle, Stream, Wire};
 use invar_core::param::PortRange;
-use rustix::event::epoll;
+use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::process::{Resource, getrlimit};
 
 use super::{OobListener, OobStream};
+use crate::interest::Interest;
 use crate::random::random;
 
 /// Time within which a caller must prove itself; only time in which this end polls counts. A process on a host
@@ -27,8 +28,9 @@ pub const AUTH_WITHIN_NS: u64 = 10_000_000_000;
 /// Time within which NCCL must say hello. It connects long before it creates its queue pairs and says so
 /// (`net_ib.cc ncclIbConnect`).
 const HELLO_WITHIN_NS: u64 = 30_000_000_000;
-/// Maximum time that counts between two polls: on a busy host, this end causes longer delays.
-const ATTENTION_NS: u64 = 100_000_000;
+/// Maximum time that counts between two polls: on a busy host, this end causes longer delays. A waiter without news
+/// sleeps for less.
+const ATTENTION_NS: u64 = 1_000_000_000;
 /// Maximum number of callers that have not proved themselves.
 const PENDING_MAX: usize = 4096;
 /// Time that every caller has before it can lose its place to others. If many peers call at once, none
@@ -40,6 +42,8 @@ const BATCH: usize = 64;
 static NO_FILES: Once = Once::new();
 /// Event number of the listening socket; callers are numbered from 0.
 const LISTENER: u64 = u64::MAX;
+/// Event number of the call to other waiters.
+const CALL: u64 = LISTENER - 1;
 
 /// The proof that callers must give.
 #[derive(Clone, Copy, Debug)]
@@ -59,6 +63,10 @@ pub struct AuthListener {
     listener: OobListener,
     proof: Proof,
     epoll: OwnedFd,
+    /// An event descriptor, by which a waiter lets the others look.
+    call: OwnedFd,
+    /// Callers wait in the kernel, because there is no room for them.
+    is_full: bool,
     pending: HashMap<u64, Pending>,
     /// Numbers of the callers in order of arrival; some callers are gone.
     oldest: VecDeque<u64>,
@@ -111,12 +119,16 @@ impl AuthListener {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let data = epoll::EventData::new_u64(LISTENER);
         epoll::add(&epoll, &listener, data, epoll::EventFlags::IN)?;
+        let call = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        epoll::add(&epoll, &call, epoll::EventData::new_u64(CALL), epoll::EventFlags::IN)?;
         let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
         let pending_max = (files / 4).clamp(8, PENDING_MAX as u64) as usize;
         Ok(AuthListener {
             listener,
             proof,
             epoll,
+            call,
+            is_full: false,
             pending: HashMap::new(),
             oldest: VecDeque::new(),
             by_source: HashMap::new(),
@@ -172,15 +184,33 @@ impl AuthListener {
         }
         let since_ns = now_ns.saturating_sub(self.polled_ns.replace(now_ns).unwrap_or(now_ns));
         self.attended_ns += since_ns.min(ATTENTION_NS);
+        self.is_full = false;
         for number in ready(&self.epoll)? {
             match number {
                 LISTENER => self.take_in()?,
+                CALL => drop(rustix::io::read(&self.call, &mut [0; 8])),
                 number => self.hear(number),
             }
         }
         // This comes last, so that every caller that spoke in time is heard first.
         self.turn_away_silent();
         Ok(self.ready.pop_front())
+    }
+
+    /// Arms what ends the sleep of a waiter after [`AuthListener::poll`] has returned `None`.
+    pub fn arm(&self, interest: &mut Interest) {
+        match self.is_full {
+            // The callers in the kernel's queue would end every sleep at once.
+            true => interest.blind(),
+            false => interest.readable(self),
+        }
+    }
+
+    /// Lets all waiters look once more. Whoever has got a connection calls this, because its poll may also have read
+    /// what the others wait for.
+    pub fn call_waiters(&self) {
+        // The write fails only if the counter is full, and then the waiters are called already.
+        let _ = rustix::io::write(&self.call, &1_u64.to_ne_bytes());
     }
 
     /// Expects a caller that resumes a session.
@@ -210,6 +240,7 @@ impl AuthListener {
     fn take_in(&mut self) -> io::Result<()> {
         for _ in 0..BATCH {
             if self.pending.len() >= self.pending_max && !self.make_room() {
+                self.is_full = true;
                 return Ok(());
             }
             let stream = match self.listener.accept() {
@@ -219,6 +250,7 @@ impl AuthListener {
                     // Callers of other listeners may hold the descriptors. The caller here waits in the kernel.
                     if !self.make_room() {
                         NO_FILES.call_once(|| log::warn!("callers wait: {error}"));
+                        self.is_full = true;
                         return Ok(());
                     }
                     continue;

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use invar_core::topology::Direction;
+use invar_linux::interest::Interest;
 
 use super::id::LinkId;
 use super::ring::LinkRing;
@@ -10,7 +11,7 @@ use super::status::LinkStatuses;
 use super::{NetRecv, NetSend};
 use crate::error::Kind;
 use crate::raw::{AnyRecv, Keeper, RecvEnd, SendEnd};
-use crate::wait::poll_within;
+use crate::wait::{poll_within, time_left};
 use crate::{Accepting, Connecting, Device, Error, Handle, Listener, SendComm, Settings};
 
 /// Most senders that may connect at once. Only one sender is expected, but it may have to retry.
@@ -155,7 +156,9 @@ pub fn wait_for_links(
     within: Duration,
 ) -> Result<Vec<LinkEnds>, Error> {
     let mut ends: Vec<Option<LinkEnds>> = attempts.iter().map(|_| None).collect();
-    let poll = || {
+    let poll = |interest: &mut Interest| {
+        // An abort of the communicator wakes nobody.
+        interest.blind();
         for (attempt, ends) in attempts.iter_mut().zip(&mut ends) {
             if ends.is_none() {
                 *ends = attempt.poll()?;
@@ -163,9 +166,8 @@ pub fn wait_for_links(
         }
         Ok(ends.iter().all(Option::is_some).then_some(()))
     };
-    let waited = poll_within(poll, |waited| {
-        (waited >= within).then(|| Kind::TimedOut { what: "a link between ranks", within }.into())
-    });
+    let late = || Error::from(Kind::TimedOut { what: "a link between ranks", within });
+    let waited = poll_within(poll, |waited| time_left(within, waited).ok_or_else(late));
     waited.map_err(|error| {
         let texts = attempts.iter().map(LinkAttempt::turned_away);
         match texts.reduce(|all, text| all + &text) {

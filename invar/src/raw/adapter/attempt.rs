@@ -1,7 +1,7 @@
 //! Attempts to connect NICs.
 
 use std::net::SocketAddr;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use invar_core::auth::{Calling, Service};
 use invar_core::conn::stage::Stage;
@@ -9,6 +9,7 @@ use invar_core::conn::{self, Acceptor, Connector, Handle, Stream, Wire};
 use invar_core::error::Error as CoreError;
 use invar_core::param::PortRange;
 use invar_linux::clock::now_ns;
+use invar_linux::interest::Interest;
 use invar_linux::random::random;
 use invar_linux::tcp::{AuthListener, OobStream, TurnedAway};
 
@@ -23,6 +24,8 @@ pub(crate) trait Listen: Send + Sync {
     fn handle(&self) -> Handle;
     /// Returns the attempt of the next caller, if there is one.
     fn accept(&self) -> Result<Option<Attempt<AnyRecv>>, Error>;
+    /// Arms what ends the sleep of a waiter after `accept` has returned `None`.
+    fn arm(&self, interest: &mut Interest);
     /// Returns the callers that did not prove that they have the handle.
     fn turned_away(&self) -> TurnedAway;
 }
@@ -33,6 +36,8 @@ pub(crate) type Attempt<C> = Box<dyn Poll<C>>;
 pub(crate) trait Poll<C>: Send {
     /// Continues the attempt. Returns `None` if the caller must call again.
     fn poll(&mut self, now_ns: u64) -> Result<Option<C>, Error>;
+    /// Arms what ends the sleep of a waiter after `poll` has returned `None`.
+    fn arm(&self, interest: &mut Interest);
 }
 
 /// Listens by TCP for peers that want to send to a NIC.
@@ -103,8 +108,11 @@ impl<N: SharedNic> Listen for Listening<N> {
     fn accept(&self) -> Result<Option<Attempt<AnyRecv>>, Error> {
         let failed = |error| Error::io("accepting a connection", error);
         let now_ns = now_ns();
-        let caller = self.callers.lock().unwrap_or_else(PoisonError::into_inner).poll(now_ns);
-        let Some((mut stream, session)) = caller.map_err(failed)? else { return Ok(None) };
+        let mut callers = self.callers();
+        let caller = callers.poll(now_ns).map_err(failed)?;
+        let Some((mut stream, session)) = caller else { return Ok(None) };
+        callers.call_waiters();
+        drop(callers);
         if self.settings.recovery_timeout_ns > 0 && self.settings.wire == Wire::Invar {
             stream.answer_renewals(self.ports);
         }
@@ -113,9 +121,18 @@ impl<N: SharedNic> Listen for Listening<N> {
         Ok(Some(Box::new(Trying { side, wrap: self.wrap, nic })))
     }
 
+    fn arm(&self, interest: &mut Interest) {
+        self.callers().arm(interest);
+    }
+
     fn turned_away(&self) -> TurnedAway {
-        let callers = self.callers.lock().unwrap_or_else(PoisonError::into_inner);
-        callers.turned_away().clone()
+        self.callers().turned_away().clone()
+    }
+}
+
+impl<N: SharedNic> Listening<N> {
+    fn callers(&self) -> MutexGuard<'_, AuthListener> {
+        self.callers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -143,6 +160,10 @@ impl<N: SharedNic> Poll<AnySend> for Trying<Connector<N, OobStream>, WrapSend<N>
             Err(error) => Err(Error::reported(error, self.side.report(error))),
         }
     }
+
+    fn arm(&self, interest: &mut Interest) {
+        self.side.awaited().into_iter().for_each(|awaited| interest.awaited(awaited));
+    }
 }
 
 impl<N: SharedNic> Poll<AnyRecv> for Trying<Acceptor<N, OobStream>, WrapRecv<N>, N> {
@@ -152,5 +173,9 @@ impl<N: SharedNic> Poll<AnyRecv> for Trying<Acceptor<N, OobStream>, WrapRecv<N>,
             Ok(Some(comm)) => Ok(Some((self.wrap)(Box::new(On::new(comm, &self.nic))))),
             Err(error) => Err(Error::reported(error, self.side.report(error))),
         }
+    }
+
+    fn arm(&self, interest: &mut Interest) {
+        self.side.awaited().into_iter().for_each(|awaited| interest.awaited(awaited));
     }
 }

@@ -224,3 +224,35 @@ fn on_the_wire_of_nccl_a_caller_is_given_out_once_its_message_is_there() {
     until_turned_away(&mut listener, 20, 2 * AUTH_WITHIN_NS);
     silent.clear();
 }
+
+/// What ends the sleep of a waiter that has polled.
+fn armed(listener: &mut AuthListener) -> Interest {
+    assert!(listener.poll(0).unwrap().is_none());
+    let mut interest = Interest::default();
+    listener.arm(&mut interest);
+    interest
+}
+
+#[test]
+fn a_waiter_sleeps_until_a_caller_comes_or_another_waiter_calls() {
+    const LONG: Duration = Duration::from_secs(60);
+    const SHORT: Duration = Duration::from_millis(20);
+    let mut listener = listener();
+    let mut waiting = armed(&mut listener);
+    assert!(!waiting.sleep(SHORT));
+    listener.call_waiters();
+    assert!(waiting.sleep(LONG));
+    waiting = armed(&mut listener);
+    assert!(!waiting.sleep(SHORT), "one call ends one sleep");
+    let _stranger = stranger(&listener);
+    assert!(waiting.sleep(LONG));
+}
+
+#[test]
+fn callers_for_whom_there_is_no_room_do_not_end_every_sleep() {
+    let mut listener = listener();
+    listener.pending_max = 1;
+    let _strangers = [stranger(&listener), stranger(&listener)];
+    assert!((0..POLLS_MAX).any(|_| armed(&mut listener).is_blind()));
+    assert_eq!(listener.pending.len(), 1);
+}
