@@ -360,6 +360,12 @@ impl Communicator {
         self.call(self.shape(Operation::AllToAll, None).apart(input.into(), output.into())?)
     }
 
+    /// Runs [`all_to_all`](Self::all_to_all) in place, as `MPI_IN_PLACE` does: block *i* goes to rank *i*, and the
+    /// block of rank *i* replaces it. The call takes memory for a copy of the data.
+    pub fn all_to_all_in_place<T: Element>(&self, data: &mut [T]) -> Result<(), Error> {
+        self.call(self.shape(Operation::AllToAll, None).in_place(data.into())?)
+    }
+
     /// Sends data to a rank. The peer must receive the same number of elements, or the call fails. The
     /// call may wait until the peer receives; use a [`group`](Self::group) for several transfers at
     /// once.

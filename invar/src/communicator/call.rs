@@ -88,7 +88,9 @@ impl Shape {
     /// Returns the number of elements as a task has it, for an operation in place.
     fn count_in_place(&self, len: usize) -> usize {
         match self.operation {
-            Operation::AllGather | Operation::ReduceScatter => len / self.nranks as usize,
+            Operation::AllGather | Operation::ReduceScatter | Operation::AllToAll => {
+                len / self.nranks as usize
+            }
             _ => len,
         }
     }
@@ -198,6 +200,7 @@ mod tests {
         assert_eq!(places(Operation::ReduceScatter, Some(RedOp::Sum)), (0, 24));
         assert_eq!(places(Operation::AllReduce, Some(RedOp::Sum)), (0, 0));
         assert_eq!(places(Operation::Broadcast { root: 1 }, None), (0, 0));
+        assert_eq!(places(Operation::AllToAll, None), (0, 0));
         assert_eq!(places(Operation::Reduce { root: 1 }, Some(RedOp::Sum)), (0, 0));
     }
 }

@@ -1,9 +1,8 @@
 //! The engine runs the operations of one rank, round by round.
 
-use std::ptr;
 use std::sync::Arc;
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{ptr, slice, thread};
 
 use invar_core::coll::{Operation, Order, Task};
 use invar_linux::rendezvous::{Bootstrap, GroupVerdict};
@@ -27,6 +26,9 @@ pub(super) struct Engine {
     pub(super) orders: Vec<Order<Arc<[u32]>>>,
     /// The last collective and its plan, for reuse: programs often repeat the same collective.
     pub(super) last: Option<(Work, Plan)>,
+    /// A copy of the input of the all-to-all in place that runs now: what a rank receives would replace what it has
+    /// not sent yet.
+    pub(super) copied: Vec<u8>,
     pub(super) backoff: Backoff,
     /// What this rank is at, for the other ranks.
     pub(super) board: Arc<Board>,
@@ -95,8 +97,8 @@ impl Engine {
     ///
     /// The following must hold until the batch is done or has failed. The input and output of each call
     /// have as many elements as [`Operation::input_count`] and [`Operation::output_count`] say. Nobody
-    /// else writes the input or accesses the output. Input and output of a call are the same if NCCL has
-    /// the call in place; otherwise they do not overlap. Memory of different calls does not overlap if
+    /// else writes the input or accesses the output. Input and output of a call are the same if the call is
+    /// in place; otherwise they do not overlap. Memory of different calls does not overlap if
     /// any of the calls writes it.
     pub(super) unsafe fn advance<C: AsRef<[Call]>>(
         &mut self,
@@ -258,6 +260,8 @@ impl Engine {
     ///
     /// The caller makes the promises of [`plan`](Self::plan).
     unsafe fn collective(&mut self, call: &Call) -> Result<Plan, Error> {
+        // SAFETY: the caller has promised what `copy_input` demands.
+        let call = &unsafe { self.copy_input(call) }?;
         if let Some((work, mut plan)) = self.last.take()
             && work == call.work
         {
@@ -269,6 +273,26 @@ impl Engine {
         // SAFETY: the caller has promised what `plan` demands.
         unsafe { self.plan(call, &mut plan) }?;
         Ok(plan)
+    }
+
+    /// Returns the call, for an all-to-all in place with a copy of its input. No plan may be in progress.
+    ///
+    /// # Safety
+    ///
+    /// The caller makes the promises of [`advance`](Self::advance).
+    unsafe fn copy_input(&mut self, call: &Call) -> Result<Call, Error> {
+        self.copied = Vec::new();
+        let Call { work, input, output } = *call;
+        let is_in_place = input == output.cast_const() && work.count > 0;
+        if work.operation != Operation::AllToAll || !is_in_place {
+            return Ok(*call);
+        }
+        let len = work.bytes().saturating_mul(self.bootstrap.nranks() as usize);
+        let none = |_| Kind::Usage(format!("no memory is left for a copy of {len} bytes"));
+        self.copied.try_reserve_exact(len).map_err(none)?;
+        // SAFETY: by the caller's promise the input has `len` bytes, and nobody writes them meanwhile.
+        self.copied.extend_from_slice(unsafe { slice::from_raw_parts(input, len) });
+        Ok(Call { input: self.copied.as_ptr(), ..*call })
     }
 
     /// Adds a call to a plan, one share for each channel.

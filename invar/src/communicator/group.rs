@@ -148,6 +148,14 @@ impl<'c, 'b> Group<'c, 'b> {
         self.apart(Operation::AllToAll, None, input, output)
     }
 
+    /// Adds an [`all_to_all_in_place`](super::Communicator::all_to_all_in_place).
+    pub fn all_to_all_in_place<T: Element>(
+        &mut self,
+        data: &'b mut [T],
+    ) -> Result<&mut Self, Error> {
+        self.in_place(Operation::AllToAll, None, data)
+    }
+
     /// Adds a [`barrier`](super::Communicator::barrier). The group then ends only after all ranks have
     /// run their groups.
     pub fn barrier(&mut self) -> Result<&mut Self, Error> {

@@ -111,6 +111,7 @@ pub(super) fn engine(
             .map(|order| Order::new(order).expect("each rank is there once"))
             .collect(),
         last: None,
+        copied: Vec::new(),
         backoff: Backoff::new(settings.spin(), crowded, settings.coll.timeout),
         bootstrap,
         board,

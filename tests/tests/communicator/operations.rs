@@ -44,9 +44,10 @@ pub(crate) fn check<T: Number>(communicator: &Communicator, case: &Case) {
             data = data[block].to_vec();
             done
         }
+        Operation::AllToAll => communicator.all_to_all_in_place(&mut data),
         Operation::Broadcast { root } => communicator.broadcast(&mut data, root),
         Operation::Reduce { root } => communicator.reduce_in_place(&mut data, op, root),
-        _ => return,
+        Operation::Send { .. } | Operation::Recv { .. } => unreachable!("not a collective"),
     }
     .unwrap();
     case.check(rank, &input, &data);
