@@ -40,8 +40,8 @@ pub struct Links {
 
 /// A rank that data does not wake gives its processor to others this often, and then sleeps.
 const YIELDS: u32 = 2000;
-/// The sleep of a rank that data does not wake.
-const NAP: Duration = Duration::from_micros(100);
+/// The first and the longest sleep of a rank that data does not wake. Each further sleep is longer by the first.
+const NAPS: [Duration; 2] = [Duration::from_micros(100), Duration::from_millis(1)];
 
 /// The alarm that wakes a sleeping rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -256,10 +256,13 @@ impl Links {
             (Alarm::Descriptors, _) => drop(self.interest.sleep(within)),
             _ => {
                 self.bell.iter().for_each(Bell::disarm);
-                self.yields += 1;
-                match self.yields < YIELDS {
-                    true => std::thread::yield_now(),
-                    false => std::thread::sleep(within.min(NAP)),
+                self.yields = self.yields.saturating_add(1);
+                match self.yields.checked_sub(YIELDS) {
+                    None => std::thread::yield_now(),
+                    Some(naps) => {
+                        let nap = NAPS[0].saturating_mul(naps.saturating_add(1)).min(NAPS[1]);
+                        std::thread::sleep(within.min(nap));
+                    }
                 }
             }
         }
