@@ -99,6 +99,10 @@ impl PyCommunicator {
     ///
     /// `settings` maps names of variables to values, as in ``{"INVAR_TRANSPORT": "socket"}``. They go
     /// before the variables of the environment. The call returns when the last rank has joined.
+    ///
+    /// >>> with invar.Hub(1) as hub, invar.Communicator.join(hub.id, 0, 1) as alone:
+    /// ...     alone.rank
+    /// 0
     #[staticmethod]
     #[pyo3(signature = (id, rank, nranks, *, settings=None))]
     fn join(py: Python<'_>, id: &[u8], rank: u32, nranks: u32, settings: Given) -> PyResult<Self> {
@@ -122,24 +126,35 @@ impl PyCommunicator {
     }
 
     /// The number of this rank, from 0.
+    ///
+    /// >>> comm.rank
+    /// 0
     #[getter]
     fn rank(&self) -> u32 {
         self.session.rank
     }
 
     /// The number of ranks.
+    ///
+    /// >>> comm.nranks
+    /// 1
     #[getter]
     fn nranks(&self) -> u32 {
         self.session.nranks
     }
 
     /// What carries the data: shared memory, or a transport and its devices.
+    ///
+    /// >>> text = f"over {comm.transport}"
     #[getter]
     fn transport(&self) -> PyResult<String> {
         Ok(self.session.open()?.transport().to_owned())
     }
 
     /// Return a group of calls that run together.
+    ///
+    /// >>> with comm.group() as group:
+    /// ...     group.barrier()
     fn group(&self) -> PyGroup {
         PyGroup::new(Arc::clone(&self.session))
     }
@@ -165,6 +180,10 @@ impl PyCommunicator {
     }
 
     /// End the communicator on all ranks, and tell each of them the reason.
+    ///
+    /// >>> with invar.Hub(1) as hub:
+    /// ...     alone = invar.Communicator.join(hub.id, 0, 1)
+    /// ...     alone.abort("the input is damaged")
     fn abort(&self, py: Python<'_>, reason: &str) -> PyResult<()> {
         self.session.abort(py, reason)
     }
@@ -177,6 +196,8 @@ impl PyCommunicator {
     }
 
     /// Return the state of this rank as text, also while a call hangs.
+    ///
+    /// >>> text = comm.dump()
     fn dump(&self) -> PyResult<String> {
         Ok(self.session.open()?.dump())
     }
@@ -185,6 +206,10 @@ impl PyCommunicator {
     ///
     /// The other ranks should be done too. Raises the error of an operation whose work nobody waited
     /// for. A second call does nothing.
+    ///
+    /// >>> with invar.Hub(1) as hub:
+    /// ...     alone = invar.Communicator.join(hub.id, 0, 1)
+    /// ...     alone.close()
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         self.session.close(py)
     }

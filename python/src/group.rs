@@ -53,6 +53,10 @@ impl PyGroup {
 #[pymethods]
 impl PyGroup {
     /// Run all calls of the group, and return once they are done. The group is then empty.
+    ///
+    /// >>> group = comm.group()
+    /// >>> group.barrier()
+    /// >>> group.run()
     fn run(&self, py: Python<'_>) -> PyResult<()> {
         self.session.run(py, self.take())
     }
@@ -62,6 +66,10 @@ impl PyGroup {
     /// A thread of the communicator moves them. Without `background` the thread that waits for the work
     /// does, which takes less time if it waits at once; that of the communicator stands in after some
     /// milliseconds.
+    ///
+    /// >>> group = comm.group()
+    /// >>> group.barrier()
+    /// >>> group.start(background=False).wait()
     #[pyo3(signature = (*, background=true))]
     fn start(&self, py: Python<'_>, background: bool) -> PyResult<Work> {
         let mover = if background { Mover::Worker } else { Mover::Caller };

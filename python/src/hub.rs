@@ -44,12 +44,19 @@ impl PyHub {
     }
 
     /// The 128 bytes with which every rank joins. They contain the secret: keep them from other users.
+    ///
+    /// >>> with invar.Hub(1) as hub:
+    /// ...     len(hub.id)
+    /// 128
     #[getter]
     fn id<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
         PyBytes::new(py, &self.id)
     }
 
     /// Close the hub. This waits at most two seconds for the ranks to leave.
+    ///
+    /// >>> hub = invar.Hub(1)
+    /// >>> hub.close()
     fn close(&self, py: Python<'_>) {
         let hub = self.hub.lock().unwrap_or_else(PoisonError::into_inner).take();
         py.detach(|| drop(hub));

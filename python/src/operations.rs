@@ -15,15 +15,15 @@ use crate::work::Work;
 type MaybeData<'a, 'py> = Option<Data<'a, 'py>>;
 
 /// Each row has the documentation, the names of the methods that wait and that start, the arguments with
-/// their defaults, and a function that prepares the operation on a communicator. A caller must name the
-/// argument behind a semicolon.
+/// their defaults, arguments for the examples of the other two methods, and a function that prepares the
+/// operation on a communicator. A caller must name the argument behind a semicolon.
 macro_rules! operations {
     ($(
         $(#[doc = $doc:literal])*
         $name:ident, $start:ident(
             $($argument:ident: $kind:ty $(= $default:tt)?),*
             $(; $keyword:ident: $keyword_kind:ty = $keyword_default:tt)?
-        ) => $prepare:expr;
+        ) $(as $sample:literal)? => $prepare:expr;
     )*) => {
         #[pymethods]
         impl PyCommunicator {$(
@@ -37,7 +37,10 @@ macro_rules! operations {
                 self.run(py, $prepare)
             }
 
-            #[doc = concat!("Start `", stringify!($name), "`.")]
+            #[doc = concat!(
+                "Start `", stringify!($name), "`, and return a Work."
+                $(, "\n\n>>> comm.", stringify!($start), "(", $sample, ").wait()")?
+            )]
             #[pyo3(signature = (
                 $($argument $(= $default)?,)* $(*, $keyword = $keyword_default)?
             ))]
@@ -50,7 +53,13 @@ macro_rules! operations {
 
         #[pymethods]
         impl PyGroup {$(
-            #[doc = concat!("Add `Communicator.", stringify!($name), "`.")]
+            #[doc = concat!(
+                "Add `Communicator.", stringify!($name), "`."
+                $(
+                    , "\n\n>>> with comm.group() as group:\n...     group.", stringify!($name),
+                    "(", $sample, ")"
+                )?
+            )]
             #[pyo3(signature = (
                 $($argument $(= $default)?,)* $(*, $keyword = $keyword_default)?
             ))]
@@ -74,7 +83,7 @@ operations! {
     /// array([7, 8], dtype=int32)
     all_reduce, start_all_reduce(
         data: Data<'_, '_>, output: MaybeData<'_, '_> = None, op: &str = "sum"
-    ) => |c| prepared::collective(c, Operation::AllReduce, Some(op), Some(data), output);
+    ) as "np.ones(2)" => |c| prepared::collective(c, Operation::AllReduce, Some(op), Some(data), output);
 
     /// Give the data of all ranks, in their order, to each rank.
     ///
@@ -86,7 +95,7 @@ operations! {
     /// >>> gathered
     /// array([[1, 2, 3]], dtype=uint16)
     all_gather, start_all_gather(data: Data<'_, '_>, output: MaybeData<'_, '_> = None)
-        => |c| prepared::collective(c, Operation::AllGather, None, Some(data), output);
+        as "np.ones(comm.nranks)" => |c| prepared::collective(c, Operation::AllGather, None, Some(data), output);
 
     /// Reduce the data of all ranks, and give each rank its block of the result.
     ///
@@ -98,7 +107,8 @@ operations! {
     /// array([1., 1., 1.])
     reduce_scatter, start_reduce_scatter(
         data: Data<'_, '_>, output: MaybeData<'_, '_> = None, op: &str = "sum"
-    ) => |c| prepared::collective(c, Operation::ReduceScatter, Some(op), Some(data), output);
+    ) as "np.ones(comm.nranks)"
+        => |c| prepared::collective(c, Operation::ReduceScatter, Some(op), Some(data), output);
 
     /// Give the root's data to all ranks.
     ///
@@ -108,7 +118,7 @@ operations! {
     /// >>> comm.broadcast(weights, root=0)
     broadcast, start_broadcast(
         data: MaybeData<'_, '_>, output: MaybeData<'_, '_> = None; root: u32 = 0
-    ) => |c| prepared::collective(c, Operation::Broadcast { root }, None, data, output);
+    ) as "np.ones(2)" => |c| prepared::collective(c, Operation::Broadcast { root }, None, data, output);
 
     /// Reduce the data of all ranks, and give the result to the root.
     ///
@@ -120,26 +130,38 @@ operations! {
     /// array([3.5])
     reduce, start_reduce(
         data: Data<'_, '_>, output: MaybeData<'_, '_> = None, op: &str = "sum"; root: u32 = 0
-    ) => |c| prepared::collective(c, Operation::Reduce { root }, Some(op), Some(data), output);
+    ) as "np.ones(2)" => |c| prepared::collective(c, Operation::Reduce { root }, Some(op), Some(data), output);
 
     /// Send block i of the data to rank i. The block that rank i sends to this rank becomes block i of
     /// the output.
     ///
+    /// In place, as with MPI_IN_PLACE, the block that rank i sends replaces block i of `data`. The call
+    /// takes memory for a copy of `data`.
+    ///
     /// >>> received = bytearray(comm.nranks)
     /// >>> comm.all_to_all(bytes(range(comm.nranks)), received)
-    all_to_all, start_all_to_all(data: Data<'_, '_>, output: Data<'_, '_>)
-        => |c| prepared::collective(c, Operation::AllToAll, None, Some(data), Some(output));
+    /// >>> received
+    /// bytearray(b'\x00')
+    all_to_all, start_all_to_all(data: Data<'_, '_>, output: MaybeData<'_, '_> = None)
+        as "np.ones(comm.nranks)" => |c| prepared::collective(c, Operation::AllToAll, None, Some(data), output);
 
     /// Send data to a rank, which must receive as many bytes.
     ///
     /// The call may wait until the peer receives. Use a group for several transfers at once.
+    ///
+    /// >>> if comm.nranks > 1 and comm.rank == 0:
+    /// ...     comm.send(b"four", 1)
     send, start_send(data: Data<'_, '_>, peer: u32) => |c| prepared::send(c, data, peer);
 
     /// Receive data from a rank, which must send as many bytes.
+    ///
+    /// >>> received = bytearray(4)
+    /// >>> if comm.nranks > 1 and comm.rank == 1:
+    /// ...     comm.recv(received, 0)
     recv, start_recv(data: Data<'_, '_>, peer: u32) => |c| prepared::recv(c, data, peer);
 
     /// Wait until all ranks have called this method.
     ///
     /// >>> comm.barrier()
-    barrier, start_barrier() => prepared::barrier;
+    barrier, start_barrier() as "" => prepared::barrier;
 }

@@ -274,6 +274,8 @@ impl Work {
     /// leaves the operation in progress.
     ///
     /// Raises TimeoutError after `timeout` seconds, and Error if the operation fails.
+    ///
+    /// >>> comm.start_barrier().wait(timeout=60)
     #[pyo3(signature = (timeout=None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         let time = timeout.map(Duration::try_from_secs_f64).transpose();
@@ -286,6 +288,11 @@ impl Work {
     }
 
     /// Whether the operation is done, successfully or not.
+    ///
+    /// >>> work = comm.start_barrier()
+    /// >>> work.wait()
+    /// >>> work.done()
+    /// True
     fn done(&self, py: Python<'_>) -> bool {
         self.started.collect(py)
     }

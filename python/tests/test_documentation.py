@@ -84,6 +84,15 @@ class Examples(unittest.TestCase):
         for name, thing in documented():
             self.assertTrue(inspect.getdoc(thing), name)
 
+    def test_every_function_has_an_example(self):
+        # The first needs a launcher, and the others a peer that does its part.
+        without = {"Communicator.from_env"}
+        without |= {f"Communicator.start_{name}" for name in ("send", "recv")}
+        without |= {f"Group.{name}" for name in ("send", "recv")}
+        for name, thing in documented():
+            if "." in name and not name.startswith("Error.") and name not in without:
+                self.assertIn(">>>", inspect.getdoc(thing), name)
+
 
 class Stubs(unittest.TestCase):
     """`_invar.pyi` is written by hand."""

@@ -90,6 +90,10 @@ class Operations(unittest.TestCase):
                 received = np.empty_like(gathered)
                 comm.all_to_all(np.repeat(np.float32(rank), nranks * count), received)
                 equal(received, np.repeat(np.arange(nranks, dtype=np.float32), count))
+                data = np.arange(nranks * count, dtype=np.float32) + rank * nranks * count
+                comm.all_to_all(data)
+                blocks = np.arange(nranks * nranks * count, dtype=np.float32)
+                equal(data, blocks.reshape(nranks, nranks, count)[:, rank].ravel())
 
                 with comm.group() as group:
                     group.send(own, (rank + 1) % nranks)
