@@ -122,15 +122,6 @@ impl<N: Nic> Verbs<N> {
         }
     }
 
-    /// The queue pair that carries data with this index.
-    #[inline(always)]
-    pub(crate) fn data_qp(&self, index: usize) -> &N::Qp {
-        match index {
-            0 => &self.qp,
-            _ => self.other_qps.get(index - 1).unwrap_or(&self.qp),
-        }
-    }
-
     /// The number of queue pairs that carry data.
     pub(crate) fn qp_count(&self) -> u16 {
         1 + self.data_qps().len() as u16
@@ -291,12 +282,6 @@ impl<N: Nic> Verbs<N> {
 
     pub(crate) fn control_addr(&self) -> u64 {
         self.control.addr()
-    }
-
-    /// The local key of a buffer on the rail of a queue pair.
-    #[inline(always)]
-    pub(crate) fn lkey_for(&self, qp: &N::Qp, lkey: u32) -> u32 {
-        self.nic.rail_lkey(self.nic.rail_of(qp), lkey)
     }
 
     /// The local key of the control memory on the rail of the first queue pair.

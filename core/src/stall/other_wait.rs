@@ -5,8 +5,6 @@ use core::fmt;
 use core::net::{IpAddr, Ipv4Addr, SocketAddr};
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use super::view::Process;
-
 /// A note is valid for this time. The end that wrote it looks more often.
 const VALID_NS: u64 = 4_000_000_000;
 
@@ -21,12 +19,12 @@ pub struct OtherPeer {
 
 impl OtherPeer {
     /// Names a peer by its process and by its address on the out-of-band connection.
-    pub(super) fn new(process: Process, addr: Option<SocketAddr>) -> Self {
+    pub(super) fn new(pid: u32, addr: Option<SocketAddr>) -> Self {
         let ip = match addr.map(|addr| addr.ip().to_canonical()) {
             Some(IpAddr::V4(ip)) => ip,
             _ => Ipv4Addr::UNSPECIFIED,
         };
-        OtherPeer { pid: process.pid, ip }
+        OtherPeer { pid, ip }
     }
 
     fn to_word(self) -> u64 {

@@ -110,7 +110,7 @@ impl Watch {
             role,
             moves_in_calls,
             is_shared,
-            peer: OtherPeer::new(Process::default(), None),
+            peer: OtherPeer::new(0, None),
             counts: Counts::default(),
             looked_ns: 0,
             moved_ns: 0,
@@ -347,7 +347,7 @@ impl Watch {
     fn tell_process(&mut self, peer: Option<SocketAddr>, now_ns: u64) {
         let Some(process_wait) = self.settings.process_wait else { return };
         let process = self.answer.map_or(Process::default(), |(view, _)| view.process);
-        self.peer = OtherPeer::new(process, peer);
+        self.peer = OtherPeer::new(process.pid, peer);
         let is_at_fault =
             self.verdict.is_some_and(|verdict| verdict.cause.culprit() == Some(self.role));
         if process != self.settings.process

@@ -114,6 +114,21 @@ impl<N: Nic> Verbs<N> {
         up.collect()
     }
 
+    /// The queue pair that carries data with this index.
+    #[inline(always)]
+    pub(crate) fn data_qp(&self, index: usize) -> &N::Qp {
+        match index {
+            0 => &self.qp,
+            _ => self.other_qps.get(index - 1).unwrap_or(&self.qp),
+        }
+    }
+
+    /// The local key of a buffer on the rail of a queue pair.
+    #[inline(always)]
+    pub(crate) fn lkey_for(&self, qp: &N::Qp, lkey: u32) -> u32 {
+        self.nic.rail_lkey(self.nic.rail_of(qp), lkey)
+    }
+
     /// The key of the control memory for a peer on a rail.
     pub(crate) fn control_rkey_on(&self, rail: usize) -> u32 {
         self.nic.rail_rkeys(self.control_mr.rkey())[rail % RAILS_MAX]
