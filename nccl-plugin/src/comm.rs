@@ -9,7 +9,9 @@ use std::mem;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
-use invar::raw::{Bias, Biased, Carrier, End, Keeper, Keeping, RecvEnd, Request, SendEnd, Tend};
+use invar::raw::{
+    Bias, Biased, Carrier, End, Keeper, KeeperGuard, KeptEnd, RecvEnd, Request, SendEnd,
+};
 use invar::{ConnectionError, Device};
 
 use crate::abi::Code;
@@ -24,7 +26,7 @@ const MESSAGE_BYTES_MAX: usize = i32::MAX as usize;
 /// NCCL's end of a connection.
 pub(crate) struct Comm {
     /// Dropped first, so that the keeper forgets the end before it is closed.
-    keeping: Option<Keeping>,
+    keeping: Option<KeeperGuard>,
     /// The end, under a lock that is biased towards NCCL's calls. NCCL makes one at a time. The pointer is
     /// an [`Arc`]'s.
     end: NonNull<dyn NetEnd>,
@@ -261,7 +263,7 @@ impl Bytes for usize {
 ///
 /// # Safety
 /// No other call of NCCL on the end runs.
-unsafe fn call<T: Tend>(end: &Biased<T>, make: impl FnOnce(&mut T) -> Code) -> Code {
+unsafe fn call<T: KeptEnd>(end: &Biased<T>, make: impl FnOnce(&mut T) -> Code) -> Code {
     // SAFETY: NCCL is the owner of the end, and the caller promises one call at a time.
     caught(|| unsafe { invar::raw::call(end, make) })
 }

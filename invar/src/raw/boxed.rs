@@ -5,7 +5,7 @@ use invar_core::comm::{Flush, FlushBuf, RecvBuf, Request, SendBuf};
 use invar_core::error::{Ends, Error as CoreError};
 use invar_linux::interest::Interest;
 
-use super::{Care, Carrier, End, RecvEnd, Rest, SendEnd, Snapshot};
+use super::{Attention, Carrier, End, RecvEnd, Rest, SendEnd, Snapshot};
 use crate::Error;
 
 macro_rules! impl_end {
@@ -31,12 +31,12 @@ macro_rules! impl_end {
                 (*self).close();
             }
 
-            fn look(&mut self) -> Care {
+            fn look(&mut self) -> Attention {
                 (**self).look()
             }
 
-            fn care(&self) -> Care {
-                (**self).care()
+            fn attention(&self) -> Attention {
+                (**self).attention()
             }
 
             fn rest(&self) -> Option<Rest<'_>> {

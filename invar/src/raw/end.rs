@@ -7,7 +7,7 @@ use invar_core::comm::{Fast, Flush, FlushBuf, RecvBuf, Request, SendBuf, Work};
 use invar_core::error::{Ends, Error as CoreError};
 use invar_linux::interest::Interest;
 
-use super::keeper::{Care, Rest};
+use super::keeper::{Attention, Rest};
 use super::recorded::Snapshot;
 use crate::Error;
 
@@ -51,14 +51,14 @@ pub trait End: Send {
 
     /// Checks whether the peer is still there, and continues a recovery. Call this now and then, more often
     /// during a recovery.
-    fn look(&mut self) -> Care {
-        Care::None
+    fn look(&mut self) -> Attention {
+        Attention::None
     }
 
-    /// Returns how much care this end needs after a call.
+    /// Returns how much attention this end needs after a call.
     #[inline(always)]
-    fn care(&self) -> Care {
-        Care::None
+    fn attention(&self) -> Attention {
+        Attention::None
     }
 
     /// If nothing is under way, returns what ends a rest of this end: a keeper looks less often until then, or until
@@ -70,7 +70,7 @@ pub trait End: Send {
     /// Notes that the program goes to sleep in the wait for which it has armed this end, or that the wait is over.
     fn park(&mut self, _is_asleep: bool) {}
 
-    /// Notes that the program has made a call, after [`Care::Note`].
+    /// Notes that the program has made a call, after [`Attention::Note`].
     fn called(&mut self) {}
 
     /// Returns what the flight recorder keeps of the end, if it keeps any. `counts` asks for the counters of

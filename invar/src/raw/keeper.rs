@@ -44,9 +44,9 @@ pub struct Rest<'a> {
     pub within: Duration,
 }
 
-/// How much care an end needs.
+/// How much attention an end needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Care {
+pub enum Attention {
     /// A look now and then is enough.
     None,
     /// The end recovers, and needs looks often.
@@ -58,11 +58,11 @@ pub enum Care {
 }
 
 /// An end that a keeper can look after.
-pub trait Tend: Send {
+pub trait KeptEnd: Send {
     /// Checks the peer and continues a recovery; see [`End::look`](super::End::look).
-    fn look(&mut self) -> Care;
-    /// Returns how much care the end needs; see [`End::care`](super::End::care).
-    fn care(&self) -> Care;
+    fn look(&mut self) -> Attention;
+    /// Returns how much attention the end needs; see [`End::attention`](super::End::attention).
+    fn attention(&self) -> Attention;
     /// Returns what ends a rest of the end; see [`End::rest`](super::End::rest).
     fn rest(&self) -> Option<Rest<'_>>;
     /// Notes that the program has made a call; see [`End::called`](super::End::called).
@@ -143,21 +143,25 @@ impl Watched {
     }
 }
 
-impl<T: Tend> Visited for Biased<T> {
+impl<T: KeptEnd> Visited for Biased<T> {
     fn look(&self, counts: bool, watch: &mut dyn FnMut(BorrowedFd<'_>) -> bool) -> Looked {
         let looked = self.visit(|end| {
-            let looked = catch_unwind(AssertUnwindSafe(|| Tend::look(&mut **end)));
-            let Ok(care) = looked else {
+            let looked = catch_unwind(AssertUnwindSafe(|| KeptEnd::look(&mut **end)));
+            let Ok(attention) = looked else {
                 // The other ends still need the thread.
                 log::error!("a defect: looking after a connection panicked, and is given up");
                 end.end_visits();
                 return Looked::default();
             };
-            end.set_slow(care != Care::None);
+            end.set_slow(attention != Attention::None);
             // Only calls that are to be noted end a rest.
-            let rest = end.rest().filter(|rest| care == Care::Note && watch(rest.news));
+            let rest = end.rest().filter(|rest| attention == Attention::Note && watch(rest.news));
             let rest = rest.map(|rest| rest.within);
-            Looked { is_urgent: care == Care::Recovery, rest, snapshot: end.snapshot(counts) }
+            Looked {
+                is_urgent: attention == Attention::Recovery,
+                rest,
+                snapshot: end.snapshot(counts),
+            }
         });
         // An end that has gone needs no look.
         looked.unwrap_or_default()
@@ -177,11 +181,11 @@ impl<T: Tend> Visited for Biased<T> {
 /// # Safety
 /// The caller makes the promises of [`Biased::enter`].
 #[inline(always)]
-pub unsafe fn call<T: Tend, R>(end: &Biased<T>, call: impl FnOnce(&mut T) -> R) -> R {
+pub unsafe fn call<T: KeptEnd, R>(end: &Biased<T>, call: impl FnOnce(&mut T) -> R) -> R {
     // SAFETY: The caller makes the promises.
     if let Some(mut entered) = unsafe { end.enter() } {
         let result = call(&mut entered);
-        if entered.care() != Care::None {
+        if entered.attention() != Attention::None {
             drop(entered);
             // SAFETY: The caller makes the promises.
             unsafe { end.lock() }.set_slow(true);
@@ -191,11 +195,11 @@ pub unsafe fn call<T: Tend, R>(end: &Biased<T>, call: impl FnOnce(&mut T) -> R) 
     // SAFETY: The caller makes the promises.
     let mut end = unsafe { end.lock() };
     let result = call(&mut end);
-    if end.care() == Care::Note {
+    if end.attention() == Attention::Note {
         end.called();
     }
-    let care = end.care();
-    end.set_slow(care != Care::None);
+    let attention = end.attention();
+    end.set_slow(attention != Attention::None);
     result
 }
 
@@ -209,7 +213,7 @@ pub struct Keeper {
 
 /// Makes the keeper forget an end when it is dropped.
 #[must_use = "the keeper forgets the end when this value is dropped"]
-pub struct Keeping {
+pub struct KeeperGuard {
     keeper: Keeper,
     end: Arc<Watched>,
 }
@@ -275,11 +279,11 @@ impl Keeper {
     }
 
     /// Looks after an end until the result is dropped.
-    pub fn keep<T: Tend + 'static>(&self, end: Arc<Biased<T>>) -> Keeping {
+    pub fn keep<T: KeptEnd + 'static>(&self, end: Arc<Biased<T>>) -> KeeperGuard {
         self.keep_visited(end)
     }
 
-    fn keep_visited(&self, end: Arc<dyn Visited>) -> Keeping {
+    fn keep_visited(&self, end: Arc<dyn Visited>) -> KeeperGuard {
         let mut list = self.ends.list();
         list.last_number += 1;
         let end = Arc::new(Watched::new(end, list.last_number));
@@ -288,11 +292,11 @@ impl Keeper {
             self.ends.call();
         }
         drop(list);
-        Keeping { keeper: self.clone(), end }
+        KeeperGuard { keeper: self.clone(), end }
     }
 }
 
-impl Drop for Keeping {
+impl Drop for KeeperGuard {
     fn drop(&mut self) {
         Arc::make_mut(&mut self.keeper.ends.list().ends).retain(|end| !Arc::ptr_eq(end, &self.end));
         // The program may have met an error, and drops the end before the keeper has looked again.

@@ -8,26 +8,26 @@ use invar_linux::biased::Owner;
 use invar_linux::interest::Interest;
 
 use super::end::{Carrier, End, RecvEnd, SendEnd};
-use super::keeper::{Care, Keeper, Keeping, Rest, Tend, call};
+use super::keeper::{Attention, Keeper, KeeperGuard, KeptEnd, Rest, call};
 use super::recorded::Snapshot;
 use crate::Error;
 
 /// An end that a [`Keeper`] looks after between calls.
 pub struct KeeperEnd<E> {
     // The keeper forgets the end before the end is dropped.
-    keeping: Keeping,
+    guard: KeeperGuard,
     keeper: Keeper,
     end: Owner<E>,
     needs_calls: bool,
 }
 
-impl<E: End> Tend for ManuallyDrop<E> {
-    fn look(&mut self) -> Care {
+impl<E: End> KeptEnd for ManuallyDrop<E> {
+    fn look(&mut self) -> Attention {
         (**self).look()
     }
 
-    fn care(&self) -> Care {
-        (**self).care()
+    fn attention(&self) -> Attention {
+        (**self).attention()
     }
 
     fn rest(&self) -> Option<Rest<'_>> {
@@ -47,7 +47,7 @@ impl<E: End + 'static> KeeperEnd<E> {
     /// Lets a keeper look after an end.
     pub fn new(end: E, keeper: &Keeper) -> Self {
         let (needs_calls, end) = (end.needs_calls(), Owner::new(end));
-        KeeperEnd { keeping: keeper.keep(end.shared()), keeper: keeper.clone(), end, needs_calls }
+        KeeperEnd { guard: keeper.keep(end.shared()), keeper: keeper.clone(), end, needs_calls }
     }
 
     fn call<R>(&mut self, make: impl FnOnce(&mut E) -> R) -> R {
@@ -85,17 +85,17 @@ impl<E: End + 'static> End for KeeperEnd<E> {
     }
 
     fn close(self: Box<Self>) {
-        let KeeperEnd { keeping, end, .. } = *self;
-        drop(keeping);
+        let KeeperEnd { guard, end, .. } = *self;
+        drop(guard);
         Box::new(end.into_inner()).close();
     }
 
-    fn look(&mut self) -> Care {
+    fn look(&mut self) -> Attention {
         self.call(End::look)
     }
 
-    fn care(&self) -> Care {
-        self.end.read(End::care)
+    fn attention(&self) -> Attention {
+        self.end.read(End::attention)
     }
 }
 

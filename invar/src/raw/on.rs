@@ -13,7 +13,7 @@ use invar_linux::interest::Interest;
 use invar_linux::tcp::OobStream;
 
 use super::end::{CLOSE_MAX, Carrier, End, RecvEnd, SendEnd, copy_sizes};
-use super::keeper::{Care, Rest};
+use super::keeper::{Attention, Rest};
 use super::nic::SharedNic;
 use super::peer::PeerState;
 use super::recorded::{EndState, Snapshot};
@@ -50,7 +50,7 @@ impl<C, N: Clone> On<C, N> {
 }
 
 /// The functions of all kinds of comms that are needed to look after them.
-pub(super) trait Tended {
+pub(super) trait CommHooks {
     /// Checks whether the peer is still there, and continues a recovery.
     fn check_peer(&mut self, now_ns: u64) -> Result<(), CoreError>;
 
@@ -83,7 +83,7 @@ pub(super) trait Tended {
     }
 }
 
-impl<N: SharedNic, S: Stream> Tended for comm::SendComm<N, S> {
+impl<N: SharedNic, S: Stream> CommHooks for comm::SendComm<N, S> {
     fn check_peer(&mut self, now_ns: u64) -> Result<(), CoreError> {
         comm::SendComm::check_peer(self, now_ns)
     }
@@ -118,7 +118,7 @@ impl<N: SharedNic, S: Stream> Tended for comm::SendComm<N, S> {
     }
 }
 
-impl<N: SharedNic, S: Stream> Tended for comm::RecvComm<N, S> {
+impl<N: SharedNic, S: Stream> CommHooks for comm::RecvComm<N, S> {
     fn check_peer(&mut self, now_ns: u64) -> Result<(), CoreError> {
         comm::RecvComm::check_peer(self, now_ns)
     }
@@ -154,19 +154,19 @@ impl<N: SharedNic, S: Stream> Tended for comm::RecvComm<N, S> {
 }
 
 #[expect(private_bounds, reason = "these are the four kinds of comms")]
-impl<C: Tended, N> On<C, N> {
+impl<C: CommHooks, N> On<C, N> {
     /// Continues a recovery, or returns the error of an end whose peer has gone. Call this after a call
     /// that found nothing to do. `wait` is that call.
     #[inline(always)]
     pub(super) fn idle(&mut self, wait: Wait) -> Result<(), CoreError> {
-        if self.care() == Care::None { Ok(()) } else { self.idle_with_care(wait) }
+        if self.attention() == Attention::None { Ok(()) } else { self.idle_with_attention(wait) }
     }
 
     #[cold]
     #[inline(never)]
-    fn idle_with_care(&mut self, wait: Wait) -> Result<(), CoreError> {
-        match self.care() {
-            Care::Note => {
+    fn idle_with_attention(&mut self, wait: Wait) -> Result<(), CoreError> {
+        match self.attention() {
+            Attention::Note => {
                 self.note(wait);
                 Ok(())
             }
@@ -185,15 +185,15 @@ impl<C: Tended, N> On<C, N> {
     }
 
     #[inline(always)]
-    pub(super) fn care(&self) -> Care {
+    pub(super) fn attention(&self) -> Attention {
         if self.comm.is_recovering() {
-            Care::Recovery
+            Attention::Recovery
         } else if self.peer == PeerState::Closed {
-            Care::Closed
+            Attention::Closed
         } else if self.comm.notes_call() {
-            Care::Note
+            Attention::Note
         } else {
-            Care::None
+            Attention::None
         }
     }
 
@@ -236,15 +236,15 @@ impl<N: SharedNic, S: Stream + Send> End for On<comm::SendComm<N, S>, N> {
         Some(self.comm.work(request)?.map(Carrier::Work).collect())
     }
 
-    fn look(&mut self) -> Care {
+    fn look(&mut self) -> Attention {
         // The program's next call returns the error.
         let _ = self.check_peer();
-        self.care()
+        self.attention()
     }
 
     #[inline(always)]
-    fn care(&self) -> Care {
-        On::care(self)
+    fn attention(&self) -> Attention {
+        On::attention(self)
     }
 
     fn rest(&self) -> Option<Rest<'_>> {
@@ -347,15 +347,15 @@ impl<N: SharedNic, S: Stream + Send> End for On<comm::RecvComm<N, S>, N> {
         Some(self.comm.work(request).map(Carrier::Work).collect())
     }
 
-    fn look(&mut self) -> Care {
+    fn look(&mut self) -> Attention {
         // The program's next call returns the error.
         let _ = self.check_peer();
-        self.care()
+        self.attention()
     }
 
     #[inline(always)]
-    fn care(&self) -> Care {
-        On::care(self)
+    fn attention(&self) -> Attention {
+        On::attention(self)
     }
 
     fn rest(&self) -> Option<Rest<'_>> {

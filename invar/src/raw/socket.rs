@@ -11,8 +11,8 @@ use invar_linux::interest::Interest;
 use invar_linux::socket::{RecvComm, SendComm};
 
 use super::end::{Carrier, End, RecvEnd, SendEnd, copy_sizes};
-use super::keeper::{Care, Rest};
-use super::on::{On, Tended};
+use super::keeper::{Attention, Rest};
+use super::on::{CommHooks, On};
 use super::recorded::{EndState, Snapshot};
 use crate::Error;
 
@@ -21,7 +21,7 @@ pub type SocketSend = On<SendComm, ()>;
 /// A receiving end over TCP.
 pub type SocketRecv = On<RecvComm, ()>;
 
-impl Tended for SendComm {
+impl CommHooks for SendComm {
     fn check_peer(&mut self, now_ns: u64) -> Result<(), CoreError> {
         let checked = SendComm::check_peer(self);
         self.look_for_stall(now_ns);
@@ -50,7 +50,7 @@ impl Tended for SendComm {
     }
 }
 
-impl Tended for RecvComm {
+impl CommHooks for RecvComm {
     fn check_peer(&mut self, now_ns: u64) -> Result<(), CoreError> {
         self.look_for_stall(now_ns);
         RecvComm::check_peer(self)
@@ -83,14 +83,14 @@ impl End for SocketSend {
         self.comm.ends().clone()
     }
 
-    fn look(&mut self) -> Care {
+    fn look(&mut self) -> Attention {
         // The program's next call returns the error.
         let _ = self.check_peer();
-        self.care()
+        self.attention()
     }
 
-    fn care(&self) -> Care {
-        On::care(self)
+    fn attention(&self) -> Attention {
+        On::attention(self)
     }
 
     fn rest(&self) -> Option<Rest<'_>> {
@@ -162,14 +162,14 @@ impl End for SocketRecv {
         self.comm.ends().clone()
     }
 
-    fn look(&mut self) -> Care {
+    fn look(&mut self) -> Attention {
         // The program's next call returns the error.
         let _ = self.check_peer();
-        self.care()
+        self.attention()
     }
 
-    fn care(&self) -> Care {
-        On::care(self)
+    fn attention(&self) -> Attention {
+        On::attention(self)
     }
 
     fn rest(&self) -> Option<Rest<'_>> {

@@ -6,7 +6,9 @@ use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::ptr::{self, NonNull};
 
-use invar::raw::{Biased, Care, Carrier, End, Entered, Fast, Request, Rest, Snapshot, Tend};
+use invar::raw::{
+    Attention, Biased, Carrier, End, Entered, Fast, KeptEnd, Request, Rest, Snapshot,
+};
 
 use crate::abi::Code;
 use crate::outcome::null;
@@ -121,13 +123,13 @@ where
     }
 }
 
-impl<E: End, D> Tend for CommEnd<E, D> {
-    fn look(&mut self) -> Care {
+impl<E: End, D> KeptEnd for CommEnd<E, D> {
+    fn look(&mut self) -> Attention {
         self.end.look()
     }
 
-    fn care(&self) -> Care {
-        self.end.care()
+    fn attention(&self) -> Attention {
+        self.end.attention()
     }
 
     fn rest(&self) -> Option<Rest<'_>> {
