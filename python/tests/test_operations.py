@@ -90,7 +90,8 @@ class Operations(unittest.TestCase):
                 received = np.empty_like(gathered)
                 comm.all_to_all(np.repeat(np.float32(rank), nranks * count), received)
                 equal(received, np.repeat(np.arange(nranks, dtype=np.float32), count))
-                data = np.arange(nranks * count, dtype=np.float32) + rank * nranks * count
+                start = rank * nranks * count
+                data = np.arange(start, start + nranks * count, dtype=np.float32)
                 comm.all_to_all(data)
                 blocks = np.arange(nranks * nranks * count, dtype=np.float32)
                 equal(data, blocks.reshape(nranks, nranks, count)[:, rank].ravel())
