@@ -169,7 +169,7 @@ const REFUSALS: [(&str, &str, u8, &[&str]); 6] = [
          capsh --drop=cap_ipc_lock -- -c 'INVAR perf --nic rxe_a -e 1M'",
         3,
         &[
-            "warn: this process may lock 64 KiB of memory",
+            "warn: NET: this process may lock 64 KiB of memory",
             "ibv_reg_mr failed",
             "ulimit -l unlimited",
             "docker run --ulimit memlock=-1",
@@ -180,14 +180,14 @@ const REFUSALS: [(&str, &str, u8, &[&str]); 6] = [
         "memory cannot be locked by the root of another user namespace",
         "ulimit -l 64; export INVAR_LOG=warn; unshare -U -r INVAR perf --nic rxe_a -e 1M",
         3,
-        &["warn: this process may lock 64 KiB of memory", "memlock limit 65536"],
+        &["warn: NET: this process may lock 64 KiB of memory", "memlock limit 65536"],
     ),
     (
         "little memory can be locked, and suffices",
         "ulimit -l 2048; export INVAR_LOG=warn; \
          capsh --drop=cap_ipc_lock -- -c 'INVAR perf --nic rxe_a -e 8 -n 2'",
         0,
-        &["warn: this process may lock 2048 KiB of memory"],
+        &["warn: NET: this process may lock 2048 KiB of memory"],
     ),
     (
         "NCCL_IB_HCA names no device",
