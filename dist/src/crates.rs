@@ -1,7 +1,7 @@
 //! The crates for a registry, as `cargo package` makes them.
 
-use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::{env, fs};
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
@@ -37,7 +37,30 @@ pub(crate) fn build(work: &Path) -> Result<Vec<(String, Vec<u8>)>> {
 
 /// Builds each crate from its packed files, with the other crates of this version as its dependencies.
 pub(crate) fn verify(work: &Path) -> Result<()> {
+    let home = env::var_os("CARGO_HOME").map(PathBuf::from);
+    let home = home.or_else(|| env::home_dir().map(|home| home.join(".cargo")));
+    forget_unpacked(&home.context("no home directory")?.join("registry/src"), &names()?)?;
     package(work, &[])
+}
+
+/// Removes the crates of these names that cargo has unpacked for an earlier run. Their version is the same, so cargo
+/// would take them although they have changed.
+fn forget_unpacked(registries: &Path, names: &[String]) -> Result<()> {
+    let Ok(registries) = fs::read_dir(registries) else { return Ok(()) };
+    for registry in registries {
+        let registry = registry?;
+        // A registry of this host has no name before its number.
+        if !registry.file_name().to_string_lossy().starts_with('-') {
+            continue;
+        }
+        for name in names {
+            let path = registry.path().join(format!("{name}-{}", env!("CARGO_PKG_VERSION")));
+            if path.exists() {
+                fs::remove_dir_all(&path).with_context(|| path.display().to_string())?;
+            }
+        }
+    }
+    Ok(())
 }
 
 fn package(work: &Path, flags: &[&str]) -> Result<()> {
@@ -79,4 +102,22 @@ pub(crate) fn compare_interfaces() -> Result<Interfaces> {
         }
     }
     Ok(Interfaces::Compatible(tag.to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_crates_of_this_workspace_in_registries_of_this_host_are_forgotten() {
+        let all = env::temp_dir().join(format!("invar-unpacked-{}", std::process::id()));
+        let unpacked = |name: &str| format!("{name}-{}", env!("CARGO_PKG_VERSION"));
+        let paths =
+            ["-12/invar", "-12/log", "public.org-34/invar"].map(|path| all.join(unpacked(path)));
+        paths.iter().for_each(|path| fs::create_dir_all(path).unwrap());
+        forget_unpacked(&all, &["invar".to_owned()]).unwrap();
+        assert_eq!(paths.map(|path| path.exists()), [false, true, true]);
+        fs::remove_dir_all(&all).unwrap();
+        forget_unpacked(&all, &["invar".to_owned()]).unwrap();
+    }
 }

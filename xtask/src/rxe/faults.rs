@@ -375,7 +375,12 @@ mod tests {
     fn a_client_must_say_what_befell_it_and_connect_again() {
         let output = "failed: rxe_a to rxe_b: look at this end first; the port of rxe_a went down\nagain: 20 messages\nnothing is left\n";
         assert!(FAULTS[0].check_client(output).is_ok());
-        for (from, to) in [("rxe_b", ""), ("again", "not"), ("the port of rxe_a went down", ""), ("nothing", "qp")] {
+        for (from, to) in [
+            ("rxe_b", ""),
+            ("again", "not"),
+            ("the port of rxe_a went down", ""),
+            ("nothing", "qp"),
+        ] {
             assert!(FAULTS[0].check_client(&output.replace(from, to)).is_err(), "{from} -> {to}");
         }
         assert!(FAULTS[0].check_client("").is_err());
