@@ -200,29 +200,26 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         if !is_whole || !room.holds(buf.len) || room.addr == 0 || room.rkey == 0 {
             return Fast::Slow;
         }
-        let verbs = &self.base.verbs;
-        let (only, qps) = if self.base.has_rails() {
-            let only = only_qp(verbs, self.idx - 1, 1, room.size as u32);
-            let Some(only) = only.filter(|_| self.has_keys(1)) else { return Fast::Slow };
-            (only, 1)
-        } else {
-            (0, self.target.qps)
-        };
-        let qp = verbs.data_qp(only);
-        let rkey = rkey_for(verbs, qp, self.row, (1, 0), room.rkey);
-        let lkey = verbs.lkey_for(qp, buf.lkey);
+        let only = only_qp(&self.base.verbs, self.idx - 1, 1, room.size as u32);
+        if self.base.has_rails() && (only.is_none() || !self.has_keys(1)) {
+            return Fast::Slow;
+        }
         let Some((request, entry)) = self.base.reqs.next_free() else { return Fast::Slow };
         entry.value = Sending(*buf);
-        entry.arm(request.raw(), qps);
+        entry.arm(request.raw(), if only.is_some() { 1 } else { self.target.qps });
+        let verbs = &self.base.verbs;
+        let qp = only.map_or(&verbs.qp, |only| verbs.data_qp(only));
+        let rkey = rkey_for(verbs, qp, self.row, (1, 0), room.rkey);
+        let lkey = verbs.lkey_for(qp, buf.lkey);
         let mut wr = self.wr.wr(0);
         wr.set_id(request.raw().into());
         wr.set_remote(room.addr, rkey);
         wr.set_sge(Sge { addr: buf.addr, length: buf.len, lkey });
         wr.set_imm(buf.len);
         started(request);
-        match self.base.has_rails() {
-            true => self.post_on_one_rail(only),
-            false => self.post_whole(),
+        match only {
+            Some(only) => self.post_on_one_rail(only),
+            None => self.post_whole(),
         }
         Fast::Done(())
     }
