@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::future::{Future, poll_fn};
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use invar_core::conn::{self, Handle};
@@ -107,12 +107,13 @@ impl Listener {
             self.listen.arm(interest);
             return Ok(None);
         };
-        Ok(peer.poll_or_arm(interest).unwrap_or_else(|error| {
+        let end = poll_or_arm(&mut peer.attempt, interest).unwrap_or_else(|error| {
             *accepting = None;
             gave_up(error);
             self.listen.arm(interest);
             None
-        }))
+        });
+        Ok(end.zip(accepting.as_ref()).map(|(end, peer)| peer.comm(end)))
     }
 
     fn no_peer(&self, within: Duration) -> Error {
@@ -145,8 +146,7 @@ impl Accepting {
     /// The peer is gone, is incompatible, or took longer than [`Settings::connect_timeout`]. Every
     /// later call returns that error too.
     pub fn poll(&mut self) -> Result<Option<RecvComm>, Error> {
-        let Some(end) = self.poll_raw()? else { return Ok(None) };
-        Ok(Some(RecvComm::new(end.kept(&self.keeper), self.device.clone(), &self.settings)))
+        Ok(self.poll_raw()?.map(|end| self.comm(end)))
     }
 
     /// Continues like [`Accepting::poll`], and returns the raw end of the connection. The caller of a
@@ -161,15 +161,13 @@ impl Accepting {
     /// See [`Accepting::poll`].
     pub fn wait(mut self) -> Result<RecvComm, Error> {
         // The attempt has a deadline of its own.
-        poll_within(|interest| self.poll_or_arm(interest), |_| Ok(Duration::MAX))
+        let ask = |interest: &mut Interest| poll_or_arm(&mut self.attempt, interest);
+        let end = poll_within(ask, |_| Ok(Duration::MAX))?;
+        Ok(self.comm(end))
     }
 
-    fn poll_or_arm(&mut self, interest: &mut Interest) -> Result<Option<RecvComm>, Error> {
-        let polled = self.poll()?;
-        if polled.is_none() {
-            self.attempt.arm(interest);
-        }
-        Ok(polled)
+    fn comm(&self, end: AnyRecv) -> RecvComm {
+        RecvComm::new(end.kept(&self.keeper), self.device.clone(), &self.settings)
     }
 }
 
@@ -214,8 +212,7 @@ impl Connecting {
     /// The listener cannot be reached, is incompatible, or took longer than
     /// [`Settings::connect_timeout`]. Every later call returns that error too.
     pub fn poll(&mut self) -> Result<Option<SendComm>, Error> {
-        let Some(end) = self.poll_raw()? else { return Ok(None) };
-        Ok(Some(SendComm::new(end.kept(&self.keeper), self.device.clone(), &self.settings)))
+        Ok(self.poll_raw()?.map(|end| self.comm(end)))
     }
 
     /// Continues like [`Connecting::poll`], and returns the raw end of the connection. The caller of a
@@ -230,16 +227,23 @@ impl Connecting {
     /// See [`Connecting::poll`].
     pub fn wait(mut self) -> Result<SendComm, Error> {
         // The attempt has a deadline of its own.
-        poll_within(|interest| self.poll_or_arm(interest), |_| Ok(Duration::MAX))
+        let ask = |interest: &mut Interest| poll_or_arm(&mut self.attempt, interest);
+        let end = poll_within(ask, |_| Ok(Duration::MAX))?;
+        Ok(self.comm(end))
     }
 
-    fn poll_or_arm(&mut self, interest: &mut Interest) -> Result<Option<SendComm>, Error> {
-        let polled = self.poll()?;
-        if polled.is_none() {
-            self.attempt.arm(interest);
-        }
-        Ok(polled)
+    fn comm(&self, end: AnySend) -> SendComm {
+        SendComm::new(end.kept(&self.keeper), self.device.clone(), &self.settings)
     }
+}
+
+/// Continues an attempt, or arms what ends the sleep of a waiter.
+fn poll_or_arm<E>(attempt: &mut Attempt<E>, interest: &mut Interest) -> Result<Option<E>, Error> {
+    let end = attempt.poll(now_ns())?;
+    if end.is_none() {
+        attempt.arm(interest);
+    }
+    Ok(end)
 }
 
 impl Future for Accepting {
@@ -247,10 +251,9 @@ impl Future for Accepting {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let accepting = self.get_mut();
-        let mut wait = std::mem::take(&mut accepting.wait);
-        let polled = wait.poll(context, |interest| accepting.poll_or_arm(interest));
-        accepting.wait = wait;
-        polled
+        let Accepting { attempt, wait, .. } = accepting;
+        let end = ready!(wait.poll(context, |interest| poll_or_arm(attempt, interest)))?;
+        Poll::Ready(Ok(accepting.comm(end)))
     }
 }
 
@@ -259,10 +262,9 @@ impl Future for Connecting {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let connecting = self.get_mut();
-        let mut wait = std::mem::take(&mut connecting.wait);
-        let polled = wait.poll(context, |interest| connecting.poll_or_arm(interest));
-        connecting.wait = wait;
-        polled
+        let Connecting { attempt, wait, .. } = connecting;
+        let end = ready!(wait.poll(context, |interest| poll_or_arm(attempt, interest)))?;
+        Poll::Ready(Ok(connecting.comm(end)))
     }
 }
 
