@@ -53,11 +53,16 @@ impl Interest {
         self.arm(fd.as_fd(), EventFlags::OUT);
     }
 
-    /// Arms a stream for which an end waits while its connection is made.
-    pub fn awaited(&mut self, awaited: AwaitedStream<'_, impl AsFd>) {
-        match awaited {
-            AwaitedStream::Bytes(stream) => self.readable(stream),
-            AwaitedStream::Room(stream) => self.writable(stream),
+    /// Arms the streams for which an end waits while its connection is made.
+    pub fn awaited<'a, S: AsFd + 'a>(
+        &mut self,
+        awaited: impl IntoIterator<Item = AwaitedStream<'a, S>>,
+    ) {
+        for stream in awaited {
+            match stream {
+                AwaitedStream::Bytes(stream) => self.readable(stream),
+                AwaitedStream::Room(stream) => self.writable(stream),
+            }
         }
     }
 

@@ -142,7 +142,7 @@ impl Listener {
             return interest.blind();
         }
         self.callers.arm(interest);
-        self.pending.awaited().for_each(|awaited| interest.awaited(awaited));
+        interest.awaited(self.pending.awaited());
     }
 }
 
@@ -186,7 +186,7 @@ impl Connecting {
 
     /// Arms what ends the sleep of a waiter after [`Connecting::poll`] has returned `None`.
     pub fn arm(&self, interest: &mut Interest) {
-        self.connector.awaited().for_each(|awaited| interest.awaited(awaited));
+        interest.awaited(self.connector.awaited());
     }
 
     /// Combines an error of this connection with the names of both ends.

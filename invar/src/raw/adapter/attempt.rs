@@ -162,7 +162,7 @@ impl<N: SharedNic> Poll<AnySend> for Trying<Connector<N, OobStream>, WrapSend<N>
     }
 
     fn arm(&self, interest: &mut Interest) {
-        self.side.awaited().into_iter().for_each(|awaited| interest.awaited(awaited));
+        interest.awaited(self.side.awaited());
     }
 }
 
@@ -176,6 +176,6 @@ impl<N: SharedNic> Poll<AnyRecv> for Trying<Acceptor<N, OobStream>, WrapRecv<N>,
     }
 
     fn arm(&self, interest: &mut Interest) {
-        self.side.awaited().into_iter().for_each(|awaited| interest.awaited(awaited));
+        interest.awaited(self.side.awaited());
     }
 }
