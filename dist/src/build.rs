@@ -85,9 +85,7 @@ fn host_target(answer: &str) -> Result<String> {
 
 /// The paths of this machine and their names in the binaries. Of several that fit, the last one holds.
 fn replaced_paths(target: &Path) -> Result<Vec<(String, String)>> {
-    let home = env::var_os("CARGO_HOME").map(PathBuf::from);
-    let home = home.or_else(|| Some(PathBuf::from(env::var_os("HOME")?).join(".cargo")));
-    let home = home.context("neither CARGO_HOME nor HOME is set")?;
+    let home = shell::cargo_home()?;
     let sysroot = shell::read(shell::command("rustc", &["--print", "sysroot"])?)?;
     let text = |path: &Path| {
         path.to_str().map(str::to_owned).with_context(|| format!("{}: no UTF-8", path.display()))

@@ -1,7 +1,7 @@
 //! The crates for a registry, as `cargo package` makes them.
 
-use std::path::{Path, PathBuf};
-use std::{env, fs};
+use std::fs;
+use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
@@ -37,9 +37,7 @@ pub(crate) fn build(work: &Path) -> Result<Vec<(String, Vec<u8>)>> {
 
 /// Builds each crate from its packed files, with the other crates of this version as its dependencies.
 pub(crate) fn verify(work: &Path) -> Result<()> {
-    let home = env::var_os("CARGO_HOME").map(PathBuf::from);
-    let home = home.or_else(|| env::home_dir().map(|home| home.join(".cargo")));
-    forget_unpacked(&home.context("no home directory")?.join("registry/src"), &names()?)?;
+    forget_unpacked(&shell::cargo_home()?.join("registry/src"), &names()?)?;
     package(work, &[])
 }
 
@@ -106,6 +104,8 @@ pub(crate) fn compare_interfaces() -> Result<Interfaces> {
 
 #[cfg(test)]
 mod tests {
+    use std::env;
+
     use super::*;
 
     #[test]

@@ -25,6 +25,13 @@ pub(crate) fn cargo(args: &[&str]) -> Result<Command> {
     command(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()), args)
 }
 
+/// The directory in which cargo keeps what it has downloaded and unpacked.
+pub(crate) fn cargo_home() -> Result<PathBuf> {
+    let home = env::var_os("CARGO_HOME").map(PathBuf::from);
+    let home = home.or_else(|| Some(PathBuf::from(env::var_os("HOME")?).join(".cargo")));
+    home.context("neither CARGO_HOME nor HOME is set")
+}
+
 /// Runs the command and returns what it writes to standard output.
 pub(crate) fn read(mut command: Command) -> Result<String> {
     let line = line_of(&command);
