@@ -5,6 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use invar_core::metrics::Histogram;
 use invar_core::recorder::{Event, RankOperation, RankRecord, RankWait, Record};
 use invar_core::stall::{EndView, Role, Wait};
 use invar_linux::clock::now_ns;
@@ -165,7 +166,6 @@ fn shown(recorded: &Recorded) -> Shown {
     let Recorded { path, header, is_alive, records, ranks, damaged } = recorded;
     let connections = records.iter().map(|(number, record)| {
         let Record { role, qpn, looked_ns, ends, view, verdict, events, numbers, .. } = record;
-        let us = |per_mille| numbers.latency.quantile_ns(per_mille).map(|ns| ns as f64 / 1e3);
         let event = |event: &Event| ShownEvent {
             unix_ns: header.unix_offset_ns.wrapping_add(event.at_ns as i64),
             what: event.to_string(),
@@ -186,8 +186,8 @@ fn shown(recorded: &Recorded) -> Shown {
             done: view.done,
             untested: view.untested,
             bytes: numbers.bytes,
-            p50_us: us(500),
-            p99_us: us(990),
+            p50_us: quantile_us(&numbers.latency, 500),
+            p99_us: quantile_us(&numbers.latency, 990),
             receive_wait_seconds: numbers.receive_wait_ns as f64 / 1e9,
             stalls: numbers.stalls,
             recoveries: numbers.recoveries,
@@ -229,6 +229,11 @@ fn shown_rank(of: &Recorded, number: usize, record: &RankRecord) -> ShownRank {
     let RankRecord { rank, nranks, operations, .. } = record;
     let operations = operations.iter().map(operation).collect();
     ShownRank { number, rank: *rank, nranks: *nranks, operations }
+}
+
+/// Microseconds that so many sends of a thousand do not exceed.
+pub(crate) fn quantile_us(latency: &Histogram, per_mille: u64) -> Option<f64> {
+    latency.quantile_ns(per_mille).map(|ns| ns as f64 / 1e3)
 }
 
 /// Returns the number of rails that work.

@@ -20,7 +20,7 @@ use serde::Serialize;
 
 use self::ranks::{RankRow, Ranks};
 use crate::failure::Failure;
-use crate::inspect::{json, rails_up, waits_for};
+use crate::inspect::{json, quantile_us, rails_up, waits_for};
 use crate::output::print;
 
 /// Show the connections and ranks of all processes of this user, with rates, latency, waits and stalls.
@@ -180,7 +180,6 @@ fn row(pid: u32, connection: usize, before: Option<&Record>, now: &Record) -> Ro
         Some(before) => now.numbers.latency.since(&before.numbers.latency),
         None => Histogram::default(),
     };
-    let us = |per_mille| latency.quantile_ns(per_mille).map(|ns| ns as f64 / 1e3);
     Row {
         pid,
         connection,
@@ -194,8 +193,8 @@ fn row(pid: u32, connection: usize, before: Option<&Record>, now: &Record) -> Ro
         bytes_per_second: rate(|of| of.numbers.bytes),
         messages_per_second: rate(|of| of.view.done),
         pending: now.view.begun.saturating_sub(now.view.done),
-        p50_us: us(500),
-        p99_us: us(990),
+        p50_us: quantile_us(&latency, 500),
+        p99_us: quantile_us(&latency, 990),
         receive_wait: rate(|of| of.numbers.receive_wait_ns) / 1e9,
         waits_for: waits_for(now.role, &now.view),
         still_seconds: if now.view.is_waiting { f64::from(now.view.still_ms) / 1e3 } else { 0.0 },

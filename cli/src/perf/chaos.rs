@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use super::Args;
+use super::latency::{Latency, Recorder};
 use crate::failure::{Failure, WRONG};
 use crate::output::{OutputFile, print};
 use crate::parent::await_children;
@@ -154,22 +155,19 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, Failure> {
     Ok(if is_well { ExitCode::SUCCESS } else { ExitCode::from(WRONG) })
 }
 
-/// Percentiles of the longest gaps of the outages, by the nearest rank. `gaps` has the end and the gap of each slice.
-/// An outage counts until the next begins.
+/// Percentiles of the longest gaps of the outages. `gaps` has the end and the gap of each slice. An outage counts until
+/// the next begins.
 fn describe_gaps(gaps: &[(Duration, Duration)], outages: &[Outage]) -> String {
     let begins = || outages.iter().map(|outage| outage.time.start);
     let ends = begins().skip(1).chain([Duration::MAX]);
-    let longest = begins().zip(ends).map(|(begin, end)| {
+    let mut longest = Recorder::new();
+    for (begin, end) in begins().zip(ends) {
         let within = gaps.iter().filter(|(at, _)| *at > begin && *at <= end);
-        within.map(|(_, gap)| *gap).max().unwrap_or_default()
-    });
-    let mut longest: Vec<Duration> = longest.collect();
-    longest.sort();
-    let [p50, p99, max] = [50, 99, 100].map(|percent| {
-        let rank = (longest.len() * percent).div_ceil(100);
-        longest.get(rank.saturating_sub(1)).copied().unwrap_or_default().as_millis()
-    });
-    format!("longest gap of an outage {p50} ms (p50) {p99} ms (p99) {max} ms (max)")
+        longest.record(within.map(|(_, gap)| *gap).max().unwrap_or_default());
+    }
+    let Latency { p50, p99, max, .. } = longest.latency();
+    let [p50, p99, max] = [p50, p99, max].map(|us| us / 1e3);
+    format!("longest gap of an outage {p50:.0} ms (p50) {p99:.0} ms (p99) {max:.0} ms (max)")
 }
 
 /// A row of the picture.

@@ -28,7 +28,7 @@ pub(super) struct Latency {
     pub(super) p99: f64,
     pub(super) p999: f64,
     p9999: f64,
-    max: f64,
+    pub(super) max: f64,
     /// Upper bounds in microseconds, each twice the one before, and how many values are up to there.
     histogram: Vec<(f64, u64)>,
 }
