@@ -209,11 +209,12 @@ fn read<N: Nic>(
     wr_id: u64,
     buf: &FlushBuf,
 ) -> Result<(), NicError> {
+    let rail = nic.rail_of(qp);
     let wr = SendWr {
         wr_id,
         remote_addr: buf.addr,
-        rkey: nic.rail_rkeys(buf.rkey)[nic.rail_of(qp) % RAILS_MAX],
-        sge: Sge { lkey: nic.rail_lkey(nic.rail_of(qp), sink.lkey), ..sink },
+        rkey: nic.rail_rkeys(buf.rkey)[rail % RAILS_MAX],
+        sge: Sge { lkey: nic.rail_lkey(rail, sink.lkey), ..sink },
         opcode: SendOpcode::RdmaRead,
         flags: SendFlags::SIGNALED,
         ..SendWr::default()

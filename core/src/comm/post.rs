@@ -232,10 +232,11 @@ pub(super) fn post_parts<N: Nic>(
     verbs.qps().try_for_each(|qp| {
         let parts = writes.iter_mut().zip(order).map(|((write, split), r)| {
             let of = (RECVS_MAX - start.min(RECVS_MAX), usize::from(*r));
-            let rkey = rkey_for(verbs, qp, row, of, write.rkey);
             let part = next_split(verbs, &shares, split, qp, write.sge.length);
-            let lkey = verbs.lkey_for(qp, write.sge.lkey);
-            SendWr { rkey, ..next_part(&SendWr { sge: Sge { lkey, ..write.sge }, ..*write }, part) }
+            let mut wr = next_part(write, part);
+            wr.rkey = rkey_for(verbs, qp, row, of, write.rkey);
+            wr.sge.lkey = verbs.lkey_for(qp, write.sge.lkey);
+            wr
         });
         let parts = parts.filter(|part| part.sge.length > 0);
         let wrs: heapless::Vec<_, { RECVS_MAX + 1 }> = parts.chain([end]).collect();
