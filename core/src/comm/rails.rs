@@ -237,7 +237,8 @@ impl Rails {
         self.refused = self.refused.or(RailSet::one(rail));
     }
 
-    /// What became of each rail, for the error that ends the connection. The ports of the rails `up` are up.
+    /// Returns the fault of each rail, for the error that ends the connection. `up` has the rails whose ports are up
+    /// at this end.
     pub(super) fn faults(&self, up: RailSet) -> RailFaults {
         let refused = up.and(self.refused);
         RailFaults {

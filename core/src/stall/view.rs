@@ -101,8 +101,8 @@ pub struct OwnNetwork {
     pub port_trouble: Option<&'static str>,
     /// The rails of the connection that do not carry data although they could, a bit for each rail.
     pub rails_down: u8,
-    /// What this end's NIC has counted for all its connections during the stall, and for how many milliseconds.
-    /// `None` if the end has no NIC, or its NIC has no counters.
+    /// The growth of the counters of this end's NIC during the stall, for all connections of the NIC, and the
+    /// milliseconds in which they grew. `None` if the end has no NIC, or its NIC has no counters.
     pub counted: Option<(NicCounters, u32)>,
 }
 

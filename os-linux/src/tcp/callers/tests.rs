@@ -225,7 +225,7 @@ fn on_the_wire_of_nccl_a_caller_is_given_out_once_its_message_is_there() {
     silent.clear();
 }
 
-/// What ends the sleep of a waiter that has polled.
+/// Polls a listener that has no caller, and returns an interest as a waiter arms it.
 fn armed(listener: &mut AuthListener) -> Interest {
     assert!(listener.poll(0).unwrap().is_none());
     let mut interest = Interest::default();
