@@ -26,7 +26,7 @@ const MESSAGE_BYTES_MAX: usize = i32::MAX as usize;
 /// NCCL's end of a connection.
 pub(crate) struct Comm {
     /// Dropped first, so that the keeper forgets the end before it is closed.
-    keeping: Option<KeeperGuard>,
+    guard: Option<KeeperGuard>,
     /// The end, under a lock that is biased towards NCCL's calls. NCCL makes one at a time. The pointer is
     /// an [`Arc`]'s.
     end: NonNull<dyn NetEnd>,
@@ -154,11 +154,11 @@ impl Comm {
         let end = Arc::new(Biased::with_doors(end, open as *mut (), shut as *mut ()));
         // SAFETY: NCCL is the owner, and comes by these words.
         let bias = NonNull::from_ref(unsafe { end.bias() });
-        let keeping = keeper.keep(Arc::clone(&end));
+        let guard = keeper.keep(Arc::clone(&end));
         // SAFETY: An `Arc`'s pointer is not null.
         let end: NonNull<dyn NetEnd> =
             unsafe { NonNull::new_unchecked(Arc::into_raw(end).cast_mut()) };
-        Comm { keeping: Some(keeping), end, bias, kind, device: device.clone(), device_number }
+        Comm { guard: Some(guard), end, bias, kind, device: device.clone(), device_number }
     }
 
     /// The device of the connection.
@@ -214,7 +214,7 @@ impl Comm {
 
 impl Drop for Comm {
     fn drop(&mut self) {
-        drop(self.keeping.take());
+        drop(self.guard.take());
         // SAFETY: NCCL makes no call on a comm that it has closed. The pointer came from an `Arc`, and only
         // this drop turns it back into one.
         unsafe {

@@ -433,10 +433,10 @@ mod tests {
         let keeper = Keeper::of_namespace().unwrap();
         let [first, second] = [Arc::new(Counted::default()), Arc::new(Counted::default())];
         let _first = keeper.keep_visited(first.clone());
-        let keeping = keeper.keep_visited(second.clone());
+        let guard = keeper.keep_visited(second.clone());
         wait_for(&first, 2);
         wait_for(&second, 2);
-        drop(keeping);
+        drop(guard);
         // One look may be under way.
         let looks = second.looks.load(Ordering::Relaxed);
         wait_for(&first, first.looks.load(Ordering::Relaxed) + 3);
@@ -449,7 +449,7 @@ mod tests {
         let keeper = Keeper::of_namespace().unwrap();
         let urgent = Arc::new(Counted { is_urgent: true, ..Counted::default() });
         let other = Arc::new(Counted::default());
-        let _keeping = [keeper.keep_visited(urgent.clone()), keeper.keep_visited(other.clone())];
+        let _guard = [keeper.keep_visited(urgent.clone()), keeper.keep_visited(other.clone())];
         wait_for(&other, 2);
         let before = [&urgent, &other].map(|end| end.looks.load(Ordering::Relaxed));
         wait_for(&other, before[1] + 4);
@@ -463,7 +463,7 @@ mod tests {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         let resting = Arc::new(Counted { news: Some(ours), ..Counted::default() });
         let other = Arc::new(Counted::default());
-        let _keeping = [keeper.keep_visited(resting.clone()), keeper.keep_visited(other.clone())];
+        let _guard = [keeper.keep_visited(resting.clone()), keeper.keep_visited(other.clone())];
         wait_for(&resting, 1);
         let before = [&resting, &other].map(|end| end.looks.load(Ordering::Relaxed));
         wait_for(&other, before[1] + 20);
@@ -487,7 +487,7 @@ mod tests {
     fn a_keeper_without_a_thread_looks_when_it_is_told_to() {
         let keeper = Keeper::without_thread();
         let end = Arc::new(Counted::default());
-        let _keeping = keeper.keep_visited(end.clone());
+        let _guard = keeper.keep_visited(end.clone());
         keeper.look();
         keeper.look();
         assert_eq!(end.looks.load(Ordering::Relaxed), 2);
