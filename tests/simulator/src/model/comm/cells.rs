@@ -1,6 +1,8 @@
 //! Buffers to send from and to receive into, within one registered region.
 
-use invar_core::nic::Nic;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use invar_core::nic::{Memory, Nic};
 
 use crate::duo::Buffer;
 use crate::pattern::pattern;
@@ -8,6 +10,7 @@ use crate::pattern::pattern;
 /// The bytes on either side of a message that nobody may touch.
 const GUARD: usize = 16;
 const UNTOUCHED: u8 = 0xee;
+const UNTOUCHED_WORD: u64 = u64::from_ne_bytes([UNTOUCHED; 8]);
 
 /// One buffer, and the offset from its 8-byte boundary at which it is used.
 #[derive(Clone, Copy, Debug)]
@@ -18,6 +21,7 @@ pub(super) struct Cell {
 
 pub(super) struct Cells<N: Nic> {
     buffer: Buffer<N>,
+    /// Bytes from one cell to the next, in whole words.
     stride: usize,
     free: Vec<usize>,
 }
@@ -26,7 +30,7 @@ impl<N: Nic> Cells<N> {
     pub(super) fn new(nic: &N, pd: &N::Pd, count: usize, message_bytes_max: usize) -> Self {
         let stride = (2 * GUARD + 8 + message_bytes_max).next_multiple_of(8);
         let buffer = Buffer::new(nic, pd, count * stride);
-        buffer.write(0, &vec![UNTOUCHED; count * stride]);
+        wipe(buffer.memory.words());
         Cells { buffer, stride, free: (0..count).collect() }
     }
 
@@ -42,7 +46,7 @@ impl<N: Nic> Cells<N> {
 
     /// Gives a cell back. From now on nobody may write it, and what it had is gone.
     pub(super) fn give(&mut self, cell: Cell) {
-        self.buffer.write(cell.index * self.stride, &vec![UNTOUCHED; self.stride]);
+        wipe(self.words(cell.index));
         self.free.push(cell.index);
     }
 
@@ -52,9 +56,14 @@ impl<N: Nic> Cells<N> {
     }
 
     fn check_free(&self, index: usize) {
-        let found = self.buffer.read(index * self.stride, self.stride);
-        let at = found.iter().position(|byte| *byte != UNTOUCHED);
-        assert_eq!(at, None, "a byte of a buffer that was given back was written");
+        let touched = |word: &AtomicU64| word.load(Ordering::Acquire) != UNTOUCHED_WORD;
+        let at = self.words(index).iter().position(touched);
+        assert_eq!(at, None, "a word of a buffer that was given back was written");
+    }
+
+    fn words(&self, index: usize) -> &[AtomicU64] {
+        let words = self.stride / size_of::<u64>();
+        &self.buffer.memory.words()[index * words..][..words]
     }
 
     pub(super) fn buffer(&self) -> &Buffer<N> {
@@ -85,4 +94,8 @@ impl<N: Nic> Cells<N> {
     fn start(&self, cell: &Cell) -> usize {
         cell.index * self.stride + GUARD + cell.shift
     }
+}
+
+fn wipe(words: &[AtomicU64]) {
+    words.iter().for_each(|word| word.store(UNTOUCHED_WORD, Ordering::Relaxed));
 }
