@@ -103,7 +103,46 @@ fn table() -> String {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+    use clap::error::ErrorKind;
+
     use super::*;
+
+    /// The arguments of each `cargo xtask` in a page, a workflow or a script.
+    fn commands(text: &str) -> Vec<Vec<&str>> {
+        let lines = text.lines().filter(|line| !line.starts_with("<!--"));
+        let uses = lines.flat_map(|line| line.split("cargo xtask ").skip(1));
+        let commands = uses.filter_map(|rest| rest.split(['`', '#', '|', '&', ')']).next());
+        commands.map(|command| command.split_whitespace().collect()).collect()
+    }
+
+    #[test]
+    fn every_command_of_xtask_on_a_page_or_in_a_workflow_is_one() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        let mut files: Vec<PathBuf> = links::pages(root).unwrap().into_keys().collect();
+        // What changed long ago may be gone.
+        files.retain(|page| page != Path::new("CHANGELOG.md"));
+        files.push(".ci/run".into());
+        let workflows = fs::read_dir(root.join(".github/workflows")).unwrap();
+        files.extend(workflows.map(|entry| entry.unwrap().path()));
+        let mut known = 0;
+        for file in files {
+            for command in commands(&read(&root.join(&file)).unwrap()) {
+                let words = ["cargo xtask"].into_iter().chain(command.iter().copied());
+                // Text may name a command by its first words, and a workflow computes a number.
+                let kind = crate::Args::try_parse_from(words).err().map(|error| error.kind());
+                let is_computed = command.iter().any(|word| word.contains('$'));
+                let is_unknown = match kind {
+                    Some(ErrorKind::UnknownArgument | ErrorKind::InvalidSubcommand) => true,
+                    Some(ErrorKind::InvalidValue) => !is_computed,
+                    _ => false,
+                };
+                assert!(!is_unknown, "{}: cargo xtask {command:?}: {kind:?}", file.display());
+                known += 1;
+            }
+        }
+        assert!(known >= 60, "the pages name more commands than {known}");
+    }
 
     #[test]
     fn only_what_stands_between_the_two_lines_is_written() {
