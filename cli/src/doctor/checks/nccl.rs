@@ -197,13 +197,17 @@ fn is_ours(net: Option<&str>) -> bool {
 }
 
 fn missing(name: &str, ours: &[PathBuf], net: Option<&str>) -> Finding {
-    let what =
-        format!("{name}: the loader's folders have neither libnccl-net-{name}.so nor {name}");
+    let what = match name.contains('/') {
+        true => format!("{name}: there is no such file"),
+        false => {
+            format!("{name}: the loader's folders have neither libnccl-net-{name}.so nor {name}")
+        }
+    };
     // NCCL does not replace a network that NCCL_NET names.
     let costs = if is_ours(net) { "NCCL does not start" } else { NOT_USED };
     let mend = match ours.first() {
         Some(_) => NAME_IT.to_owned(),
-        None => "cargo xtask plugin && export LD_LIBRARY_PATH=$PWD/target/plugin:$LD_LIBRARY_PATH"
+        None => "eval \"$(invar env)\"   # finds the plugin of this package, or says how to get it"
             .to_owned(),
     };
     find(Severity::Bad, "plugin-missing", "NCCL_NET_PLUGIN", what, costs, mend)

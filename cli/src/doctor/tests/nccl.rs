@@ -22,10 +22,14 @@ fn a_plugin_that_is_named_and_missing() {
     host.set("NCCL_NET_PLUGIN", "invar");
     assert_eq!(host.findings(), ["bad plugin-missing NCCL_NET_PLUGIN"]);
     let report = host.examine();
-    assert!(report.finding("plugin-missing").mend.starts_with("cargo xtask plugin && export LD_"));
+    // A user of a package has no checkout of Invar.
+    assert!(report.finding("plugin-missing").mend.starts_with("eval \"$(invar env)\""));
     host.set("NCCL_NET_PLUGIN", "/opt/none.so");
     assert_eq!(host.findings(), ["bad plugin-missing NCCL_NET_PLUGIN"]);
-    assert!(host.examine().finding("plugin-missing").costs.starts_with("NCCL uses a network of"));
+    let report = host.examine();
+    let finding = report.finding("plugin-missing");
+    assert_eq!(finding.what, "/opt/none.so: there is no such file");
+    assert!(finding.costs.starts_with("NCCL uses a network of"));
     host.env.remove("NCCL_NET_PLUGIN");
     host.set("NCCL_NET", "Invar");
     assert_eq!(host.examine().finding("plugin-missing").costs, "NCCL does not start");
