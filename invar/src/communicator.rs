@@ -197,7 +197,8 @@ impl Communicator {
     /// No launcher started this process, or joining fails.
     pub fn from_env(settings: &Settings) -> Result<Self, Error> {
         let launch = Launch::from_env()?.ok_or_else(|| {
-            let text = "no launcher started this process: use Communicator::join";
+            let text = "no launcher started this process: set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or \
+                        use Communicator::join";
             Kind::Usage(text.to_owned())
         })?;
         let meeting = launch.meet(settings)?;
