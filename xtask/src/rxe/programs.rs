@@ -2,8 +2,6 @@
 //! at both ends. Usually the library is the server of few of them. In a [full](super::is_full) run it is the server
 //! of more, and the client of some.
 
-use std::fmt::Write;
-
 use anyhow::{Context, Result};
 
 use super::{guest, is_full};
