@@ -2,6 +2,8 @@
 //! at both ends. Usually the library is the server of few of them. In a [full](super::is_full) run it is the server
 //! of more, and the client of some.
 
+use std::fmt::Write;
+
 use anyhow::{Context, Result};
 
 use super::{guest, is_full};
@@ -60,22 +62,16 @@ pub(super) fn run(shell: &Shell, invar: &str) -> Result<()> {
         let on_library = format!("{library} {program} -d soft0 {common} {of_library}");
         let on_rxe = format!("{program} -d rxe_t {common} {of_rxe}");
         if is_server {
-            host += &server(&format!("{on_library} >&2"));
+            write!(host, "{on_library} >&2; ")?;
             line += &client(&format!("{on_rxe} {LIBRARY}"));
         } else {
-            line += &server(&on_rxe);
+            write!(line, "{on_rxe}; ")?;
             host += &client(&format!("{on_library} {RXE} >&2"));
         }
     }
     guest(shell, Some(&host), &line)
         .context("programs between rxe and the library of invar run")?;
     Ok(())
-}
-
-/// The commands of a server. If packets are lost, rxe sometimes breaks the queue pair by itself (`docs/failures.md`), and
-/// the client tries again. A loss is rare, so three failures are no accident.
-fn server(command: &str) -> String {
-    format!("for try in 1 2 3; do ! {command} || break; [ $try != 3 ]; done; ")
 }
 
 /// The commands of a client. Its server may not listen yet. If the server has failed, no attempt succeeds.
