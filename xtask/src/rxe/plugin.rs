@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 
-use super::{guest, is_full};
+use super::{GUEST_LIMIT, guest, is_full};
 use crate::plugin;
 use crate::shell::Shell;
 use crate::workspace::Workspace;
@@ -33,7 +33,8 @@ pub(super) fn run(shell: &Shell) -> Result<()> {
         let program = programs.join(format!("{source}-v{version}"));
         let mut gcc = shell.command("gcc -std=gnu11 -O1 -ldl");
         gcc.arg(format!("nccl-plugin/tests/c/{source}.c"));
-        gcc.arg(format!("-DAPI={version}")).arg("-o").arg(&program);
+        gcc.arg(format!("-DAPI={version}")).arg(format!("-DSECONDS_MAX={GUEST_LIMIT}"));
+        gcc.arg("-o").arg(&program);
         shell.run(gcc)?;
         Ok(program)
     };
