@@ -33,22 +33,27 @@ pub struct Ends {
     pub region: MemoryRegion,
 }
 
-/// Connects two threads' ends, which have `bytes` of memory each.
+/// Connects two threads' ends, which have `bytes` of memory each. Each thread has its device opened for itself, as two
+/// programs have.
 ///
 /// # Panics
 /// Panics if the settings leave no device, or if an end fails.
 pub fn pair(settings: &Settings, bytes: usize) -> [Ends; 2] {
     let devices = Device::survey(settings).expect("a survey").devices;
     let info = devices.iter().find(|info| settings.takes(info.kind)).expect("a device");
-    let device = Device::open_for(info, settings).expect("a device that opens");
-    let listener = Listener::bind(&device, settings).expect("a listener");
-    let (to, from) = library::connect(&device, &listener, settings);
-    let (back, answers) = library::connect(&device, &listener, settings);
-    let ends = |send, recv| {
-        let region = MemoryRegion::new(&device, bytes).expect("memory");
+    let open = || Device::open_for(info, settings).expect("a device that opens");
+    let connect = |from: &Device, to: &Device| {
+        let listener = Listener::bind(to, settings).expect("a listener");
+        library::connect(from, &listener, settings)
+    };
+    let (here, there) = (open(), open());
+    let (to, from) = connect(&here, &there);
+    let (back, answers) = connect(&there, &here);
+    let ends = |device, send, recv| {
+        let region = MemoryRegion::new(device, bytes).expect("memory");
         Ends { send, recv, region }
     };
-    [ends(to, answers), ends(back, from)]
+    [ends(&here, to, answers), ends(&there, back, from)]
 }
 
 impl Ends {
