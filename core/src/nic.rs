@@ -25,7 +25,7 @@ use crate::conn::RAILS_MAX;
 
 pub use attr::{
     AddressVector, Ece, Gid, LinkLayer, Mtu, PacketKeys, PortAttr, PortState, QpCap, QpOptions,
-    QpState, QpTransition, QpType, RtrAttr, RtsAttr, SourcePorts,
+    QpState, QpTransition, QpType, Resolution, RtrAttr, RtsAttr, SourcePorts,
 };
 pub use counters::NicCounters;
 pub use error::{NicError, PollError, Refusal, Refused, Verb};
@@ -138,6 +138,12 @@ pub trait Nic {
     /// The device does not answer.
     fn query_rail(&self, _rail: usize) -> Result<PortAttr, NicError> {
         self.query_port()
+    }
+    /// Looks for the way from a rail's port to a peer's GID, without waiting. Over Ethernet the kernel needs the
+    /// peer's MAC address to start a queue pair, and [`Nic::modify_qp`] may wait a second for it. Once the call
+    /// has returned another answer than [`Resolution::Pending`], the next one looks anew.
+    fn resolve(&self, _rail: usize, _gid: &Gid) -> Resolution {
+        Resolution::Done
     }
     /// Name of a rail's device for people.
     fn rail_name(&self, _rail: usize) -> &str {
@@ -285,6 +291,9 @@ pub trait Nic {
     }
     /// Takes up to `wcs.len()` completions, oldest first, and returns their number (`ibv_poll_cq`).
     fn poll(&self, cq: &Self::Cq, wcs: &mut [Wc]) -> Result<u32, PollError>;
+    /// Destroys a queue pair whose last completions have come (`ibv_destroy_qp`). The call does not wait: the queue
+    /// pair may end a little later.
+    fn retire(&self, _qp: Self::Qp) {}
     /// Lets the next completion of a queue make descriptors of the operating system readable
     /// (`ibv_req_notify_cq`), for a caller that wants to sleep. `writes` asks that a peer's write to memory
     /// over a queue pair of the queue does so too. Calls `ready` for each descriptor. The descriptors stay

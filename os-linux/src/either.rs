@@ -5,7 +5,7 @@ use std::ffi::c_int;
 
 use invar_core::nic::{
     Access, Ece, Gid, MemoryKeys, Nic, NicCounters, NicError, PollError, PortAttr, PortNotices,
-    QpCap, QpTransition, RecvWr, SendWr, Verb, Wc,
+    QpCap, QpTransition, RecvWr, Resolution, SendWr, Verb, Wc,
 };
 
 /// A NIC of one of two kinds, or one of its handles.
@@ -74,6 +74,10 @@ impl<A: Nic, B: Nic<Memory = A::Memory>> Nic for Either<A, B> {
 
     fn is_software(&self, rail: usize) -> bool {
         either!(self, |nic| nic.is_software(rail))
+    }
+
+    fn resolve(&self, rail: usize, gid: &Gid) -> Resolution {
+        either!(self, |nic| nic.resolve(rail, gid))
     }
 
     fn query_gid(&self, index: u8) -> Result<Gid, NicError> {
@@ -166,6 +170,10 @@ impl<A: Nic, B: Nic<Memory = A::Memory>> Nic for Either<A, B> {
     fn poll(&self, cq: &Self::Cq, wcs: &mut [Wc]) -> Result<u32, PollError> {
         let alien = PollError { errno: libc::EINVAL as u16 };
         with!(self, cq, |nic, cq| nic.poll(cq, wcs), else Err(alien))
+    }
+
+    fn retire(&self, qp: Self::Qp) {
+        with!(self, qp, |nic, qp| nic.retire(qp), else ());
     }
 
     fn arm(&self, cq: &Self::Cq, writes: bool, ready: &mut dyn FnMut(c_int)) -> bool {

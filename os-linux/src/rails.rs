@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use invar_core::conn::{RAILS_MAX, on_rail};
 use invar_core::nic::{
     Access, Ece, Gid, MemoryKeys, Nic, NicCounters, NicError, PollError, PortAttr, PortNotices,
-    QpCap, QpTransition, RecvWr, Refusal, Refused, SendList, SendWr, Verb, Wc,
+    QpCap, QpTransition, RecvWr, Refusal, Refused, Resolution, SendList, SendWr, Verb, Wc,
 };
 
 use keys::{Key, Keys};
@@ -178,6 +178,10 @@ impl<N: Nic> Nic for Rails<N> {
         self.nic(rail).is_software(0)
     }
 
+    fn resolve(&self, rail: usize, gid: &Gid) -> Resolution {
+        self.nic(rail).resolve(0, gid)
+    }
+
     fn query_rail(&self, rail: usize) -> Result<PortAttr, NicError> {
         self.nic(rail).query_port()
     }
@@ -305,6 +309,10 @@ impl<N: Nic> Nic for Rails<N> {
 
     fn explain(&self, qp: &RailsQp<N>, wrs: &[SendWr], refused: Refused) -> NicError {
         self.nic(qp.rail).explain(&qp.qp, wrs, refused)
+    }
+
+    fn retire(&self, qp: RailsQp<N>) {
+        self.nic(qp.rail).retire(qp.qp);
     }
 
     /// Polls all rails. A rail that cannot be polled is [noted](Nic::check), and the others go on.

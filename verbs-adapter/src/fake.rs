@@ -15,7 +15,9 @@ use std::os::fd::{FromRawFd, IntoRawFd};
 use std::ptr;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
-use crate::sys::provider::ibv_comp_channel;
+use invar_test_wait::until;
+
+use crate::sys::provider::{ibv_ah, ibv_comp_channel};
 use crate::sys::*;
 pub(crate) use libraries::*;
 
@@ -39,6 +41,8 @@ struct State {
     moves: Vec<(ibv_qp_attr, c_int)>,
     /// The return code of the next state transitions.
     move_rc: c_int,
+    /// Whether the peer of an address handle answers, once that is known.
+    answers: Option<bool>,
     /// Number of devices, and number of ports per device.
     ports: (usize, u8),
     /// Claimed size in bytes of the `verbs_context` around a context; 0 means that there is none.
@@ -104,6 +108,11 @@ impl Fake {
 
     pub(crate) fn refuse(&self, wr_id: u64, errno: c_int) {
         state().refused = Some((wr_id, errno));
+    }
+
+    /// Lets the search of an address handle end: the peer answers, or not.
+    pub(crate) fn answer(&self, answers: bool) {
+        state().answers = Some(answers);
     }
 
     /// Raises an event on the open device.
@@ -313,6 +322,20 @@ unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_
 
 extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
     end(cq, "destroy_cq")
+}
+
+extern "C" fn create_ah(_: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
+    // SAFETY: The caller passes valid attributes.
+    let ibv_ah_attr { is_global, port_num, .. } = unsafe { *attr };
+    assert_eq!((is_global, port_num), (1, 1));
+    match until("an answer of the test", || state().answers.take()) {
+        true => object(|_| {}),
+        false => ptr::null_mut(),
+    }
+}
+
+extern "C" fn destroy_ah(ah: *mut ibv_ah) -> c_int {
+    end(ah, "destroy_ah")
 }
 
 extern "C" fn create_qp(_: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *mut ibv_qp {

@@ -3,7 +3,7 @@
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;
 
-use crate::sys::provider::ibv_comp_channel;
+use crate::sys::provider::{ibv_ah, ibv_comp_channel};
 use crate::sys::*;
 
 /// Symbol versions of the functions that libibverbs has had from the beginning, the newest first.
@@ -103,6 +103,9 @@ functions! {
         get_cq_event: c"ibv_get_cq_event" @ c"IBVERBS_1.1",
             fn(*mut ibv_comp_channel, *mut *mut ibv_cq, *mut *mut c_void) -> c_int;
         ack_cq_events: c"ibv_ack_cq_events" @ c"IBVERBS_1.1", fn(*mut ibv_cq, c_uint);
+        create_ah: c"ibv_create_ah" @ c"IBVERBS_1.1",
+            fn(*mut ibv_pd, *mut ibv_ah_attr) -> *mut ibv_ah;
+        destroy_ah: c"ibv_destroy_ah" @ c"IBVERBS_1.1", fn(*mut ibv_ah) -> c_int;
         fork_init: c"ibv_fork_init" @ c"IBVERBS_1.1", fn() -> c_int;
         query_qp: c"ibv_query_qp" @ c"IBVERBS_1.1",
             fn(*mut ibv_qp, *mut ibv_qp_attr, c_int, *mut ibv_qp_init_attr) -> c_int;

@@ -3,6 +3,8 @@
 mod channel;
 mod handles;
 mod post;
+mod resolve;
+mod retire;
 mod transition;
 
 use std::ffi::c_int;
@@ -14,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use invar_core::nic::{
     Access, Ece, Gid, Nic, NicCounters, NicError, PollError, PortAttr, PortNotices, QpCap,
-    QpTransition, RecvWr, Refusal, Refused, SendList, SendWr, Verb, Wc,
+    QpTransition, RecvWr, Refusal, Refused, Resolution, SendList, SendWr, Verb, Wc,
 };
 use invar_linux::memory::HostMemory;
 
@@ -26,6 +28,7 @@ use crate::port::{Port, PortError};
 use crate::{OpenError, errno, memlock, sysfs};
 
 pub use handles::{Cq, Mr, Pd, Qp};
+use resolve::Resolver;
 
 /// The counters are read at most this often.
 const COUNTED_EVERY: Duration = Duration::from_millis(900);
@@ -72,6 +75,14 @@ struct Inner {
     context: Arc<Context>,
     /// The counters, and when they were read. All connections of the port ask for them.
     counted: Mutex<Option<(Instant, NicCounters)>>,
+    resolver: Resolver,
+}
+
+impl Inner {
+    fn new(config: VerbsConfig, peer: Option<IpAddr>, context: Arc<Context>) -> Self {
+        let (counted, resolver) = (Mutex::default(), Resolver::default());
+        Inner { config, peer, context, counted, resolver }
+    }
 }
 
 impl VerbsNic {
@@ -88,8 +99,7 @@ impl VerbsNic {
         let (entry, why) = (port.gid.entry, port.gid.why);
         log::info!("{}: port {port_num}, GID {entry} ({why})", config.name);
         memlock::warn();
-        let (config, context) = (config.clone(), Arc::new(context));
-        Ok(VerbsNic(Arc::new(Inner { config, peer: None, context, counted: Mutex::default() })))
+        Ok(VerbsNic(Arc::new(Inner::new(config.clone(), None, Arc::new(context)))))
     }
 
     /// Registers memory that another driver has exported, such as GPU memory (`ibv_reg_dmabuf_mr`).
@@ -198,6 +208,10 @@ impl Nic for VerbsNic {
         Ok(port.attr)
     }
 
+    fn resolve(&self, _rail: usize, gid: &Gid) -> Resolution {
+        self.0.resolver.resolve(self, gid)
+    }
+
     fn query_gid(&self, index: u8) -> Result<Gid, NicError> {
         let Inner { config, context, .. } = &*self.0;
         let entry = gid::read(context.opened(), config.port_num, index);
@@ -208,8 +222,7 @@ impl Nic for VerbsNic {
     /// Among otherwise equal GIDs, the port then prefers one in the peer's subnet.
     fn towards(&self, peer: IpAddr) -> Self {
         let Inner { config, context, .. } = &*self.0;
-        let (config, context) = (config.clone(), Arc::clone(context));
-        VerbsNic(Arc::new(Inner { config, peer: Some(peer), context, counted: Mutex::default() }))
+        VerbsNic(Arc::new(Inner::new(config.clone(), Some(peer), Arc::clone(context))))
     }
 
     fn alloc(&self, len: usize) -> Result<HostMemory, NicError> {
@@ -286,6 +299,10 @@ impl Nic for VerbsNic {
     #[inline(always)]
     fn poll(&self, cq: &Cq, wcs: &mut [Wc]) -> Result<u32, PollError> {
         cq.poll(wcs)
+    }
+
+    fn retire(&self, qp: Qp) {
+        retire::retire(qp);
     }
 
     /// A device tells of completions alone: a peer's WRITE makes none at this end.

@@ -16,6 +16,10 @@ use crate::nic::{Nic, NicError, SendFlags, SendOpcode, SendWr, Verb, Wc};
 const NO_COMMON_RAIL: NicError =
     NicError::new(Verb::QueryPort, 0, "no rail has a port that is up at both ends");
 
+/// A start towards the peer would wait in vain.
+const PORT_LOST: NicError =
+    NicError::new(Verb::QueryPort, 0, "a rail's port went down before its queue pairs started");
+
 impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R, T, REQS> {
     /// Whether the connection has several rails.
     #[inline(always)]
@@ -34,6 +38,7 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         let up = rails.ports_up(changes, now_ns, || verbs.rails_up(in_use));
         rails.put_off(now_ns);
         let up = up.without(rails.put_off_at(now_ns));
+        let up = rails.resolved(up, now_ns, |rail, gid| verbs.nic.resolve(rail, gid));
         rails.forgive(up.without(rails.told));
         let silent = rails.hear(route.rail_work(), now_ns);
         if up != rails.told && self.line.send(&Control::RailsUp { rails: up }) {
@@ -127,12 +132,16 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         let Self { verbs, route, reqs, recovery, rails, ends, line, .. } = self;
         let attempt = recovery.attempt;
         let all = RailSet::first(rails.count);
-        // Skip a rail that failed to start for one attempt, unless all rails did.
+        // Skip a rail that failed to start for one attempt, unless all rails did. Skip a rail that has just failed, or
+        // whose way is not known, unless no other is up.
         let shunned = core::mem::take(&mut rails.shunned);
         let wanted = if shunned == all { all } else { all.without(shunned) };
-        let usable = verbs.renew_rails(attempt, wanted);
+        let up = verbs.rails_up(RailSet::NONE);
+        let known = wanted.without(rails.failed).without(rails.unresolved);
+        let wanted = if known.and(up).is_empty() { wanted } else { known };
+        let usable = verbs.renew_rails(attempt, wanted, recovery.is_drained());
         // The port of such a rail is up, but its device does not work.
-        let refused = verbs.rails_up(RailSet::NONE).without(usable.unwrap_or(RailSet::NONE));
+        let refused = wanted.and(up).without(usable.unwrap_or(RailSet::NONE));
         rails.refused = rails.refused.or(refused);
         rails.usable = usable?;
         rails.failed = rails.failed.or(refused);
@@ -177,8 +186,9 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         };
         let Self { verbs, rails, ends, line, .. } = self;
         rails.peer_up = report.usable;
-        for end in &report.ends {
+        for (rail, end) in report.usable.iter().zip(&report.ends) {
             line.call_on(&end.info, end.preface.renewal_port);
+            rails.peer_gids[rail] = Some(end.info.gid);
         }
         let fits = |rail: &usize| {
             let theirs = report.end(*rail).map(|end| end.info.link_layer);
@@ -186,6 +196,9 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         };
         let both: RailSet = rails.usable.and(report.usable).iter().filter(fits).collect();
         if both.is_empty() {
+            // One end may have skipped the rails that the other has.
+            rails.put_off(now_ns);
+            rails.unresolved = RailSet::NONE;
             return Err(Error::Nic(NO_COMMON_RAIL));
         }
         let trusted = match is_planted(Mutant::TrustAlone) {
@@ -193,7 +206,12 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
             false => both.and(rails.offered).and(report.trusted),
         };
         let in_use = rails.preferred(if trusted.is_empty() { both } else { trusted });
+        let up = verbs.rails_up(RailSet::NONE);
         for rail in both.iter() {
+            if !up.has(rail) {
+                rails.shun(rail);
+                return Err(Error::Nic(PORT_LOST));
+            }
             let Some(end) = report.end(rail) else { return Err(Error::Unexpected) };
             if end.info.qpns.len() != verbs.rails.qps {
                 return Err(Error::Unexpected);
@@ -230,6 +248,7 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         // A rail that is trusted and no longer in use is a standby that gives back.
         rails.failed = rails.failed.or(rails.in_use.without(in_use).without(trusted));
         rails.put_off(now_ns);
+        rails.unresolved = rails.unresolved.without(both);
         (rails.started, rails.in_use, rails.asked) = (both, in_use, RailSet::NONE);
         (rails.stale, rails.shunned) = (RailSet::NONE, RailSet::NONE);
         rails.trusted = in_use.or(trusted);

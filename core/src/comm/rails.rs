@@ -15,11 +15,14 @@
 //!   answers, the rail that carries data is to blame.
 //! - An end that sees the port of a rail go down begins an attempt at once. It also tells the peer which of
 //!   its ports are up.
+//! - After a rail has failed, each end lets its NIC look for the way to the peer, before it says that its port is up
+//!   ([`Nic::resolve`](crate::nic::Nic::resolve)). Otherwise the start of a queue pair could keep the calling thread
+//!   for a second, and the data of the other rails with it.
 //! - A rail that fails again soon is left alone for longer and longer, up to [`PAUSE_NS`]'s end.
 
 use crate::conn::{PROBE, RAILS_MAX, RailSet, rail_of};
 use crate::error::RailFaults;
-use crate::nic::{Wc, WcStatus};
+use crate::nic::{Gid, Resolution, Wc, WcStatus};
 
 /// The first and the longest pause before a rail that has failed is tried again.
 const PAUSE_NS: core::ops::RangeInclusive<u64> = 100_000_000..=4_000_000_000;
@@ -27,6 +30,9 @@ const PAUSE_NS: core::ops::RangeInclusive<u64> = 100_000_000..=4_000_000_000;
 const TRIAL_NS: u64 = 10_000_000_000;
 /// The time after which a rail that does not answer is given up, if another rail answers.
 const STALL_NS: u64 = 500_000_000;
+/// The shortest and the longest time after which a rail is tried although its way was not found: the peer may have
+/// another GID by now, which only an attempt tells.
+const UNRESOLVED_NS: core::ops::RangeInclusive<u64> = 2_000_000_000..=64_000_000_000;
 /// The time between two questions to all ports, unless a NIC reports about one.
 const PORTS_EVERY_NS: u64 = 250_000_000;
 
@@ -67,6 +73,10 @@ pub(super) struct Rails {
     /// The rails whose ports are up at this end, as the peer was told.
     pub(super) told: RailSet,
     pub(super) retries: [Retry; RAILS_MAX],
+    /// The rails that have failed, and whose way to the peer is not known since.
+    pub(super) unresolved: RailSet,
+    /// The peer's GID on each rail, as its last report had it.
+    pub(super) peer_gids: [Option<Gid>; RAILS_MAX],
     /// The key of the peer's control memory on the first of the rails in use.
     pub(super) peer_rkey: u32,
 }
@@ -92,6 +102,9 @@ pub(super) struct Retry {
     pub(super) silent_ns: u64,
     /// The number of completions at the last look.
     pub(super) done: u32,
+    /// The time since which the way to the peer is looked for, and how long it is.
+    sought_ns: Option<u64>,
+    seek_for_ns: u64,
 }
 
 /// Counts of completions on each rail.
@@ -131,7 +144,15 @@ impl Rails {
     /// `lead` is the rail of the first queue pairs.
     pub(super) fn new(count: usize, lead: usize, standby: RailSet) -> Self {
         let pause_ns = *PAUSE_NS.start();
-        let retry = Retry { not_before_ns: 0, pause_ns, joined_ns: 0, silent_ns: 0, done: 0 };
+        let retry = Retry {
+            not_before_ns: 0,
+            pause_ns,
+            joined_ns: 0,
+            silent_ns: 0,
+            done: 0,
+            sought_ns: None,
+            seek_for_ns: *UNRESOLVED_NS.start(),
+        };
         Rails {
             count,
             standby,
@@ -150,6 +171,8 @@ impl Rails {
             peer_up: RailSet::first(count),
             told: RailSet::first(count),
             retries: [retry; RAILS_MAX],
+            unresolved: RailSet::NONE,
+            peer_gids: [None; RAILS_MAX],
             peer_rkey: 0,
         }
     }
@@ -289,6 +312,29 @@ impl Rails {
         put_off.collect()
     }
 
+    /// Looks for the way of the rails among `up` that have failed, by `resolve`. Returns the rails that may join.
+    pub(super) fn resolved(
+        &mut self,
+        up: RailSet,
+        now_ns: u64,
+        resolve: impl Fn(usize, &Gid) -> Resolution,
+    ) -> RailSet {
+        for rail in up.and(self.unresolved).iter() {
+            let Retry { sought_ns, seek_for_ns, .. } = &mut self.retries[rail];
+            let since_ns = *sought_ns.get_or_insert(now_ns);
+            let is_late = now_ns.saturating_sub(since_ns) >= *seek_for_ns;
+            let found = self.peer_gids[rail].as_ref().map(|gid| resolve(rail, gid));
+            *seek_for_ns = match found {
+                None | Some(Resolution::Done) => *UNRESOLVED_NS.start(),
+                _ if is_late => (2 * *seek_for_ns).min(*UNRESOLVED_NS.end()),
+                _ => continue,
+            };
+            *sought_ns = None;
+            self.unresolved = self.unresolved.without(RailSet::one(rail));
+        }
+        up.without(self.unresolved)
+    }
+
     /// Puts off the next try of the rails that have failed.
     pub(super) fn put_off(&mut self, now_ns: u64) {
         for rail in self.failed.iter() {
@@ -302,6 +348,45 @@ impl Rails {
         self.started = self.started.without(self.failed.without(self.in_use));
         self.trusted = self.trusted.without(self.failed);
         self.asked = self.asked.without(self.failed);
+        self.unresolved = self.unresolved.or(self.failed);
         self.failed = RailSet::NONE;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use core::net::IpAddr;
+
+    use super::*;
+
+    #[test]
+    fn a_rail_that_has_failed_joins_once_its_way_is_known_or_was_looked_for_long_enough() {
+        let all = RailSet::first(3);
+        let mut rails = Rails::new(3, 0, RailSet::NONE);
+        assert_eq!(rails.resolved(all, 0, |_, _| unreachable!()), all, "no rail has failed");
+        rails.failed = RailSet::one(1);
+        rails.put_off(0);
+        assert_eq!(rails.resolved(all, 0, |_, _| unreachable!()), all, "no GID is known");
+        rails.peer_gids[1] = Some(Gid::from(IpAddr::from([192, 0, 2, 1])));
+        let mut now_ns = 0;
+        let mut joins_after = |answer: Resolution, ns: u64| {
+            rails.failed = RailSet::one(1);
+            rails.put_off(now_ns);
+            let mut joins = |now_ns| rails.resolved(all, now_ns, |_, _| answer) == all;
+            let joined = joins(now_ns);
+            now_ns += ns;
+            [joined, joins(now_ns - 1), joins(now_ns)]
+        };
+        assert_eq!(joins_after(Resolution::Done, 1), [true; 3]);
+        let late = |ns| [ns, 2 * ns, 4 * ns];
+        for _ in 0..2 {
+            for (answer, ns) in [Resolution::Failed, Resolution::Pending, Resolution::Failed]
+                .into_iter()
+                .zip(late(*UNRESOLVED_NS.start()))
+            {
+                assert_eq!(joins_after(answer, ns), [false, false, true], "{answer:?} {ns}");
+            }
+            assert_eq!(joins_after(Resolution::Done, 1), [true; 3]);
+        }
     }
 }

@@ -84,6 +84,8 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
                         true => 0,
                         false => self.verbs.fence(),
                     };
+                    let all = 2 * self.verbs.all_qps().count() as u32;
+                    self.recovery.is_fence_whole = self.recovery.awaited == all;
                     self.recovery.drained_by_ns = now_ns.saturating_add(DRAIN_NS);
                     self.recovery.stage = RecoveryStage::Draining;
                 }
@@ -178,7 +180,7 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         }
         let Self { verbs, route, reqs, recovery, ends, path, .. } = self;
         let attempt = recovery.attempt;
-        verbs.renew(attempt)?;
+        verbs.renew(attempt, recovery.is_drained())?;
         (ends.qpn, ends.gid) = (verbs.nic.qp_num(&verbs.qp), verbs.port.gid);
         let rows = if !R::IS_SENDER && is_planted(Mutant::ReportFromMemory) {
             path.done

@@ -60,6 +60,8 @@ pub(super) struct Recovery {
     /// The completions of the fence that are still awaited, and the time until which to wait for them.
     pub(super) awaited: u32,
     pub(super) drained_by_ns: u64,
+    /// Whether the fence has stopped all queue pairs, so that their last completions come.
+    pub(super) is_fence_whole: bool,
     /// The time before which no new queue pairs are made.
     pub(super) not_before_ns: u64,
     pub(super) pause_ns: u64,
@@ -128,6 +130,7 @@ impl Recovery {
             cause: Suspicion::Peer,
             awaited: 0,
             drained_by_ns: 0,
+            is_fence_whole: false,
             not_before_ns: 0,
             pause_ns: *PAUSE_NS.start(),
             late_ns: None,
@@ -139,6 +142,11 @@ impl Recovery {
     /// Whether both ends recover.
     pub(super) const fn is_agreed(&self) -> bool {
         self.is_agreed
+    }
+
+    /// Whether the last completions of all stopped queue pairs have come.
+    pub(super) const fn is_drained(&self) -> bool {
+        self.is_fence_whole && self.awaited == 0
     }
 
     pub(super) const fn stage(&self) -> RecoveryStage {

@@ -1,6 +1,7 @@
 //! The common parts of both ends of a connection: the queue pairs and the description of the peer.
 
 mod rails;
+mod renew;
 
 use super::rails::{RAILS_MAX, RailSet, wire_qpn};
 use super::stage::Side;
@@ -12,8 +13,7 @@ use crate::error::{Ends, Error};
 use crate::fifo::{DEPTH_NCCL_2_14, SLOT_BYTES};
 use crate::nic::{
     Access, AddressVector, Ece, LinkLayer, Memory, MemoryKeys, Mtu, Nic, NicError, PacketKeys,
-    PortAttr, QpCap, QpOptions, QpTransition, RecvWr, RtrAttr, RtsAttr, SendFlags, SendOpcode,
-    SendWr, SourcePorts, Verb,
+    PortAttr, QpCap, QpOptions, QpTransition, RtrAttr, RtsAttr, SourcePorts, Verb,
 };
 use crate::roce::UDP_PORT;
 use rails::{VerbsRails, lead_rail};
@@ -130,27 +130,6 @@ impl<N: Nic> Verbs<N> {
     /// All queue pairs, with those of rails on probation.
     pub(crate) fn all_qps(&self) -> impl Iterator<Item = &N::Qp> {
         core::iter::once(&self.qp).chain(&self.other_qps)
-    }
-
-    /// Stops all queue pairs: afterwards the peer can neither write through them nor get an answer.
-    /// Returns how many completions with the `wr_id` [`FENCE`] will follow. When these have arrived, so
-    /// has every other completion of the queue pairs.
-    pub(crate) fn fence(&self) -> u32 {
-        self.all_qps().map(|qp| fence(&self.nic, qp)).sum()
-    }
-
-    /// Replaces the queue pairs by new ones in INIT, on the port as it is now. The old queue pairs must
-    /// have stopped.
-    pub(crate) fn renew(&mut self, attempt: u32) -> Result<(), NicError> {
-        let (rail, port) = lead_rail(&self.nic, Some(self.lead()))?;
-        let Self { nic, pd, cq, settings, .. } = &*self;
-        let create = || create_qp(nic, rail, pd, cq, &port, settings, Access::REMOTE_WRITE);
-        let first = create()?;
-        let others = self.other_qps.iter().map(|_| create());
-        let others = others.collect::<Result<heapless::Vec<_, { QPS_MAX - 1 }>, _>>()?;
-        (self.qp, self.other_qps, self.port, self.attempt) = (first, others, port, attempt);
-        self.rails.ports[rail % RAILS_MAX] = port;
-        Ok(())
     }
 
     /// The port of a rail, as it was when the queue pairs were created.
@@ -362,22 +341,6 @@ fn capacities<N: Nic>(settings: &CommSettings) -> QpCap {
         max_recv_wr: depth + fence,
         max_inline_data: if settings.use_inline { slot_bytes as u32 } else { 0 },
     }
-}
-
-/// Moves a queue pair to ERR and posts work requests that complete last. Returns their number.
-fn fence<N: Nic>(nic: &N, qp: &N::Qp) -> u32 {
-    let stop = || nic.modify_qp(qp, &QpTransition::Err);
-    let (flags, opcode) = (SendFlags::SIGNALED, SendOpcode::RdmaWrite);
-    let last = SendWr { wr_id: FENCE, flags, opcode, ..SendWr::default() };
-    let recv = RecvWr { wr_id: FENCE, ..RecvWr::default() };
-    if stop().is_err() {
-        return 0;
-    }
-    let posted =
-        u32::from(nic.post_send(qp, &[last]).is_ok()) + u32::from(nic.post_recv(qp, &recv).is_ok());
-    // Some drivers look for new receives of a stopped queue pair only while it changes its state.
-    let _ = stop();
-    posted
 }
 
 /// Creates a queue pair in INIT.

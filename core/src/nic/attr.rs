@@ -253,6 +253,17 @@ pub enum QpTransition {
     Err,
 }
 
+/// How far the search for the way to a peer has come; see [`Nic::resolve`](super::Nic::resolve).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Resolution {
+    /// The way is known: a queue pair starts without waiting.
+    Done,
+    /// The search goes on.
+    Pending,
+    /// Nobody has answered.
+    Failed,
+}
+
 /// Address of the peer (`struct ibv_ah_attr`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AddressVector {

@@ -72,6 +72,8 @@ struct Host {
     queue_packets_max: usize,
     /// The number of times that the port went down.
     downs: u32,
+    /// Whether the next question about the way to a peer gets an answer.
+    knows_way: bool,
     /// The completions that no poll returns yet, by completion queue, each with the time from which polls
     /// return it.
     unseen: HashMap<u32, VecDeque<(u64, Wc)>>,
@@ -120,7 +122,9 @@ impl World {
         net.wire.add_host(ip);
         let queue = VecDeque::new();
         let unseen = HashMap::new();
-        let host = Host { device, mtu, service_ns, queue_packets_max, downs: 0, unseen, queue };
+        let (downs, knows_way) = (0, false);
+        let host =
+            Host { device, mtu, service_ns, queue_packets_max, downs, knows_way, unseen, queue };
         net.hosts.push(host);
         drop(net);
         SimNic::new(self.clone(), number)

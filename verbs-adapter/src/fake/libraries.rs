@@ -62,6 +62,10 @@ pub(crate) static WITH_CHANNELS: Library = Library {
     ..OLD
 };
 
+/// An old library with address handles.
+pub(crate) static WITH_AH: Library =
+    Library { create_ah: Some(create_ah), destroy_ah: Some(destroy_ah), ..OLD };
+
 /// A library without any function that transfers do not need.
 pub(crate) static BARE: Library = Library {
     get_async_event: None,
@@ -142,6 +146,8 @@ const OLD: Library = {
         get_cq_event: None,
         ack_cq_events: None,
         query_qp: None,
+        create_ah: None,
+        destroy_ah: None,
         reg_mr_iova2: None,
         query_ece: None,
         set_ece: None,

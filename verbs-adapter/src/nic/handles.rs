@@ -49,6 +49,10 @@ impl Pd {
         let (ranges, context) = (RwLock::default(), Arc::clone(context));
         Ok(Pd(Arc::new(PdInner { raw, ranges, context })))
     }
+
+    pub(super) fn raw(&self) -> *mut ibv_pd {
+        self.0.raw.as_ptr()
+    }
 }
 
 impl PdInner {
@@ -353,7 +357,7 @@ impl Qp {
         };
         // SAFETY: The domain and the queue exist and belong to one device. The boxed `Fate` keeps its
         // address until the queue pair is destroyed.
-        let raw = unsafe { (context.library().create_qp)(pd.0.raw.as_ptr(), &mut init) };
+        let raw = unsafe { (context.library().create_qp)(pd.raw(), &mut init) };
         let raw = NonNull::new(raw).ok_or_else(|| {
             errno::last(Verb::CreateQp)
                 .with("max_send_wr", cap.max_send_wr)

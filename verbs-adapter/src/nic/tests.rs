@@ -7,8 +7,8 @@ use invar_test_wait::until;
 
 use super::*;
 use crate::fake::{
-    BARE, ECE, Fake, GID_ENTRY, LIBRARY, WITH_CHANNELS, WITH_ECE, WITH_GID_TABLE, WITH_IOVA2,
-    WITH_STATE, just_loaded,
+    BARE, ECE, Fake, GID_ENTRY, LIBRARY, WITH_AH, WITH_CHANNELS, WITH_ECE, WITH_GID_TABLE,
+    WITH_IOVA2, WITH_STATE, just_loaded,
 };
 use crate::sys::*;
 
@@ -335,4 +335,26 @@ fn a_dma_buf_that_cannot_be_registered_names_its_own_verb() {
     let error = rig.nic.reg_dmabuf_mr(&rig.pd, fd, 0, 64, 0, Access::LOCAL_WRITE).err().unwrap();
     assert!(error.to_string().starts_with("ibv_reg_dmabuf_mr failed"), "{error}");
     assert_eq!(error.errno, libc::EOPNOTSUPP);
+}
+
+#[test]
+fn nobody_waits_while_the_kernel_looks_for_the_way_to_a_peer() {
+    let Rig { nic, fake, .. } = &Rig::on(&WITH_AH);
+    let gid = Gid::from(IpAddr::from([192, 0, 2, 1]));
+    for (answers, found) in [(true, Resolution::Done), (false, Resolution::Failed)] {
+        assert_eq!(nic.resolve(0, &gid), Resolution::Pending);
+        assert_eq!(nic.resolve(0, &gid), Resolution::Pending);
+        fake.answer(answers);
+        let resolved = || Some(nic.resolve(0, &gid)).filter(|found| *found != Resolution::Pending);
+        assert_eq!(until("the end of the search", resolved), found);
+    }
+    assert_eq!(fake.calls(), ["destroy_ah", "dealloc_pd", "dealloc_pd"]);
+}
+
+#[test]
+fn a_library_without_address_handles_looks_for_no_way() {
+    let Rig { nic, .. } = &Rig::new();
+    let gid = Gid::from(IpAddr::from([192, 0, 2, 1]));
+    let resolved = || Some(nic.resolve(0, &gid)).filter(|found| *found != Resolution::Pending);
+    assert_eq!(until("the end of the search", resolved), Resolution::Done);
 }

@@ -24,12 +24,13 @@ pub(crate) struct VerbsRails {
 }
 
 impl<N: Nic> Verbs<N> {
-    /// Creates queue pairs on each rail of `rails` whose port is up, and returns these rails. The old
-    /// queue pairs must have stopped.
+    /// Creates queue pairs on each rail of `rails` whose port is up, and returns these rails. `is_drained` is that
+    /// of [`Verbs::renew`].
     pub(crate) fn renew_rails(
         &mut self,
         attempt: u32,
         rails: RailSet,
+        is_drained: bool,
     ) -> Result<RailSet, NicError> {
         let mut all: heapless::Vec<N::Qp, QPS_MAX> = heapless::Vec::new();
         let (mut usable, mut trouble) = (RailSet::NONE, None);
@@ -50,7 +51,7 @@ impl<N: Nic> Verbs<N> {
         let (Some(first), Some(lead)) = (all.next(), usable.iter().next()) else {
             return Err(trouble.unwrap_or(NO_RAIL));
         };
-        (self.qp, self.other_qps) = (first, all.collect());
+        self.replace_qps(first, all.collect(), is_drained);
         (self.port, self.attempt) = (self.rails.ports[lead], attempt);
         self.rails.data_others = self.other_qps.len();
         Ok(usable)

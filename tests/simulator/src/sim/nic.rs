@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use invar_core::nic::{
     Access, Gid, LinkLayer, Memory, MemoryKeys, Nic, NicError, PollError, PortAttr, PortState,
-    QpCap, QpOptions, QpTransition, RecvWr, SendWr, Verb, Wc,
+    QpCap, QpOptions, QpTransition, RecvWr, Resolution, SendWr, Verb, Wc,
 };
 use invar_linux::memory::HostMemory;
 use invar_linux::soft::{Device, QpConfig};
 
-use super::{World, memory};
+use super::{Host, World, memory};
 
 /// The port of a host in a [`World`]. Clones are the same port.
 #[derive(Clone)]
@@ -139,6 +139,22 @@ impl Nic for SimNic {
     fn port_changes(&self) -> u32 {
         let net = self.world.net();
         if net.reports_ports { net.hosts[self.host].downs } else { 0 }
+    }
+
+    /// Each second question gets an answer. The way to a port that is down is not found.
+    fn resolve(&self, _rail: usize, gid: &Gid) -> Resolution {
+        let net = &mut *self.world.net();
+        let knows_way = &mut net.hosts[self.host].knows_way;
+        *knows_way = !*knows_way;
+        if *knows_way {
+            return Resolution::Pending;
+        }
+        let of_peer = |host: &Host| host.device.config().address.ip() == gid.ip();
+        let peer = net.hosts.iter().position(of_peer);
+        match peer.is_some_and(|peer| net.wire.is_up(peer)) {
+            true => Resolution::Done,
+            false => Resolution::Failed,
+        }
     }
 
     fn alloc(&self, len: usize) -> Result<HostMemory, NicError> {
