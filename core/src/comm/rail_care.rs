@@ -48,6 +48,8 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         let gone = rails.in_use.without(both);
         if !gone.is_empty() && !both.is_empty() {
             rails.failed = gone;
+            // The port may be up again before the attempt begins.
+            rails.unresolved = rails.unresolved.or(gone);
             warn!("{}: the port of rail {gone} is down, or has another GID", self.ends);
             return self.suspect(Suspicion::RailFailed);
         }
@@ -132,12 +134,12 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         let Self { verbs, route, reqs, recovery, rails, ends, line, .. } = self;
         let attempt = recovery.attempt;
         let all = RailSet::first(rails.count);
-        // Skip a rail that failed to start for one attempt, unless all rails did. Skip a rail that has just failed, or
-        // whose way is not known, unless no other is up.
+        // Skip a rail that failed to start for one attempt, unless all rails did. Skip a rail whose way is not known,
+        // unless no other is up.
         let shunned = core::mem::take(&mut rails.shunned);
         let wanted = if shunned == all { all } else { all.without(shunned) };
         let up = verbs.rails_up(RailSet::NONE);
-        let known = wanted.without(rails.failed).without(rails.unresolved);
+        let known = wanted.without(rails.unresolved);
         let wanted = if known.and(up).is_empty() { wanted } else { known };
         let usable = verbs.renew_rails(attempt, wanted, recovery.is_drained());
         // The port of such a rail is up, but its device does not work.

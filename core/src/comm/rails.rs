@@ -378,12 +378,10 @@ mod tests {
             [joined, joins(now_ns - 1), joins(now_ns)]
         };
         assert_eq!(joins_after(Resolution::Done, 1), [true; 3]);
-        let late = |ns| [ns, 2 * ns, 4 * ns];
+        let vain = [(Resolution::Failed, 1), (Resolution::Pending, 2), (Resolution::Failed, 4)];
         for _ in 0..2 {
-            for (answer, ns) in [Resolution::Failed, Resolution::Pending, Resolution::Failed]
-                .into_iter()
-                .zip(late(*UNRESOLVED_NS.start()))
-            {
+            for (answer, times) in vain {
+                let ns = times * UNRESOLVED_NS.start();
                 assert_eq!(joins_after(answer, ns), [false, false, true], "{answer:?} {ns}");
             }
             assert_eq!(joins_after(Resolution::Done, 1), [true; 3]);

@@ -80,12 +80,11 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
                     if core::mem::take(&mut self.recovery.is_new) {
                         self.begin_trouble(now_ns);
                     }
-                    self.recovery.awaited = match is_planted(Mutant::NoFence) {
-                        true => 0,
+                    let fence = match is_planted(Mutant::NoFence) {
+                        true => (0, false),
                         false => self.verbs.fence(),
                     };
-                    let all = 2 * self.verbs.all_qps().count() as u32;
-                    self.recovery.is_fence_whole = self.recovery.awaited == all;
+                    (self.recovery.awaited, self.recovery.is_fence_whole) = fence;
                     self.recovery.drained_by_ns = now_ns.saturating_add(DRAIN_NS);
                     self.recovery.stage = RecoveryStage::Draining;
                 }

@@ -43,6 +43,13 @@ impl Rig {
         Rig { qp, cq, pd, nic, fake }
     }
 
+    /// Waits for the end of a search for the way to a peer, and returns its answer.
+    fn resolved(&self, gid: &Gid) -> Resolution {
+        let answer =
+            || Some(self.nic.resolve(0, gid)).filter(|found| *found != Resolution::Pending);
+        until("the end of the search", answer)
+    }
+
     /// Waits for the device's reported event of a queue pair, and returns it.
     fn report(&self, qp: &Qp) -> NicError {
         until("an event of the device", || self.nic.check(qp).err())
@@ -339,22 +346,19 @@ fn a_dma_buf_that_cannot_be_registered_names_its_own_verb() {
 
 #[test]
 fn nobody_waits_while_the_kernel_looks_for_the_way_to_a_peer() {
-    let Rig { nic, fake, .. } = &Rig::on(&WITH_AH);
+    let rig = Rig::on(&WITH_AH);
     let gid = Gid::from(IpAddr::from([192, 0, 2, 1]));
     for (answers, found) in [(true, Resolution::Done), (false, Resolution::Failed)] {
-        assert_eq!(nic.resolve(0, &gid), Resolution::Pending);
-        assert_eq!(nic.resolve(0, &gid), Resolution::Pending);
-        fake.answer(answers);
-        let resolved = || Some(nic.resolve(0, &gid)).filter(|found| *found != Resolution::Pending);
-        assert_eq!(until("the end of the search", resolved), found);
+        assert_eq!(rig.nic.resolve(0, &gid), Resolution::Pending);
+        assert_eq!(rig.nic.resolve(0, &gid), Resolution::Pending);
+        rig.fake.answer(answers);
+        assert_eq!(rig.resolved(&gid), found);
     }
-    assert_eq!(fake.calls(), ["destroy_ah", "dealloc_pd", "dealloc_pd"]);
+    assert_eq!(rig.fake.calls(), ["destroy_ah", "dealloc_pd", "dealloc_pd"]);
 }
 
 #[test]
 fn a_library_without_address_handles_looks_for_no_way() {
-    let Rig { nic, .. } = &Rig::new();
     let gid = Gid::from(IpAddr::from([192, 0, 2, 1]));
-    let resolved = || Some(nic.resolve(0, &gid)).filter(|found| *found != Resolution::Pending);
-    assert_eq!(until("the end of the search", resolved), Resolution::Done);
+    assert_eq!(Rig::new().resolved(&gid), Resolution::Done);
 }

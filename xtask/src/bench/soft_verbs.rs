@@ -61,8 +61,8 @@ soft() {
 }
 "#;
 
-/// The measures that run in the guest. Its processors are emulated, so they are fewer and shorter than on the host:
-/// together they must end within the guest's limit.
+/// The measures that run in the guest. Its processors are emulated, so runs and messages are fewer than on the host:
+/// all runs together must end within the guest's limit.
 const IN_GUEST: &str = "rxe";
 const GUEST_RUNS: usize = 3;
 const GUEST_MESSAGES: u32 = 300;

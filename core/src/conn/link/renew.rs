@@ -5,12 +5,18 @@ use super::{FENCE, Verbs, create_qp};
 use crate::conn::{QPS_MAX, RAILS_MAX};
 use crate::nic::{Access, Nic, NicError, QpTransition, RecvWr, SendFlags, SendOpcode, SendWr};
 
+/// The work requests that end a queue pair: a send and a receive.
+const FENCES_EACH: u32 = 2;
+
 impl<N: Nic> Verbs<N> {
     /// Stops all queue pairs: afterwards the peer can neither write through them nor get an answer.
-    /// Returns how many completions with the `wr_id` [`FENCE`] will follow. When these have arrived, so
-    /// has every other completion of the queue pairs.
-    pub(crate) fn fence(&self) -> u32 {
-        self.all_qps().map(|qp| fence(&self.nic, qp)).sum()
+    /// Returns how many completions with the `wr_id` [`FENCE`] will follow, and whether these are all: then every
+    /// other completion of the queue pairs has arrived when they have.
+    pub(crate) fn fence(&self) -> (u32, bool) {
+        let posted = self.all_qps().map(|qp| fence(&self.nic, qp));
+        posted.fold((0, true), |(all, is_whole), posted| {
+            (all + posted, is_whole && posted == FENCES_EACH)
+        })
     }
 
     /// Replaces the queue pairs by new ones in INIT, on the port as it is now. `is_drained` says that the last
