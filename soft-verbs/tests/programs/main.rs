@@ -1,5 +1,8 @@
 //! Programs that are not ours run on the library, and a C program that checks what they rely on.
 
+mod libraries;
+mod symbols;
+
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::iter;
@@ -95,97 +98,6 @@ fn both_ends(program: &str, gid: &[&str], arguments: &[&str]) -> [String; 2] {
     let both = format!("{program} {common:?}\nclient: {client}\nserver: {server}");
     assert!(client_ok && server_ok, "{both}");
     [client, server]
-}
-
-#[test]
-fn the_symbols_and_their_versions_are_those_of_rdma_core() {
-    const THEIRS: &str = "/usr/lib/x86_64-linux-gnu/libibverbs.so.1";
-    if !Path::new(THEIRS).exists() || !is_installed("readelf", "binutils") {
-        eprintln!("skipped: compares with {THEIRS}, of Debian's libibverbs1");
-        return;
-    }
-    let symbols = |path: &Path, version: &str| {
-        let Output { stdout, .. } =
-            Command::new("readelf").args(["-W", "--dyn-syms"]).arg(path).output().unwrap();
-        let text = String::from_utf8(stdout).unwrap();
-        let names = text.lines().filter(|line| !line.contains(" UND ")).filter_map(|line| {
-            let name = line.split_whitespace().find(|word| word.contains(version));
-            name.map(|name| name.replace("@@", "@"))
-        });
-        names.collect::<Vec<_>>()
-    };
-    // Only programs older than rdma-core need those that are not default (`@`). Ours may not be the default,
-    // because the library has private versions of several generations.
-    let (ours, theirs) =
-        (symbols(&library(), "@IBVERBS_"), symbols(Path::new(THEIRS), "@@IBVERBS_"));
-    let missing: Vec<_> = theirs.iter().filter(|name| !ours.contains(name)).collect();
-    assert!(theirs.len() > 100 && missing.is_empty(), "{missing:?}");
-}
-
-/// Symbols that drivers and programs of a generation of rdma-core import, by version.
-const GENERATIONS: [&[(&str, &[&str])]; 3] = [
-    &[("IBVERBS_PRIVATE_34", &["verbs_register_driver_34", "verbs_set_ops", "ibv_query_gid_type"])],
-    &[("IBVERBS_PRIVATE_57", &["verbs_register_driver_57", "verbs_set_ops", "ibv_query_gid_type"])],
-    &[
-        (
-            "IBVERBS_PRIVATE_59",
-            &[
-                "verbs_register_driver_59",
-                "verbs_set_ops",
-                "ibv_query_gid_type",
-                "ibv_cmd_alloc_dmah",
-                "ibv_cmd_create_cq_ex2",
-                "ibv_cmd_free_dmah",
-                "ibv_cmd_reg_mr_ex",
-                "ibv_wr_opcode_str",
-            ],
-        ),
-        ("IBVERBS_1.15", &["ibv_alloc_dmah", "ibv_dealloc_dmah", "ibv_reg_mr_ex"]),
-        ("IBVERBS_1.16", &["ibv_dm_export_dmabuf_fd", "ibv_query_port_speed"]),
-    ],
-];
-
-#[test]
-fn a_program_that_needs_a_driver_of_any_generation_of_rdma_core_starts() {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("abi-{}", std::process::id()));
-    fs::create_dir_all(&folder).unwrap();
-    let [map, theirs, source, program] =
-        ["map", "libibverbs.so.1", "source.c", "program"].map(|name| folder.join(name));
-    let compile = |arguments: &[&str], output: &Path| {
-        let mut cc = Command::new("cc");
-        cc.args(["-o", output.to_str().unwrap()]).arg(&source).args(arguments).output()
-    };
-    for generation in GENERATIONS {
-        // A library that has no more than these symbols, to link to.
-        let version = |(version, names): &(&str, &[&str])| {
-            format!("{version} {{ global: {}; }};\n", names.join("; "))
-        };
-        fs::write(&map, generation.iter().map(version).collect::<String>()).unwrap();
-        let names = || generation.iter().flat_map(|(_, names)| *names);
-        let define = |name: &&str| format!("void {name}(void) {{}}\n");
-        fs::write(&source, names().map(define).collect::<String>()).unwrap();
-        let script = format!("-Wl,--version-script={}", map.display());
-        let arguments = ["-shared", "-fPIC", "-Wl,-soname,libibverbs.so.1", &script];
-        if !compile(&arguments, &theirs).is_ok_and(|output| output.status.success()) {
-            eprintln!("skipped: needs a C compiler (cc)");
-            return;
-        }
-        let declare = |name: &&str| format!("extern void {name}(void);\n");
-        let declared: String = names().map(declare).collect();
-        let list = names().copied().collect::<Vec<_>>().join(", ");
-        let text = format!(
-            "{declared}void (*const used[])(void) = {{ {list} }};\n\
-             int main(void) {{ return used[0] == 0; }}\n"
-        );
-        fs::write(&source, text).unwrap();
-        let built = compile(&[theirs.to_str().unwrap()], &program).unwrap();
-        assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
-        let mut started = command(&program, &[]);
-        started.env("LD_BIND_NOW", "1");
-        let (ok, text) = Run::start(started).outcome();
-        assert!(ok, "{generation:?}: {text}");
-    }
-    fs::remove_dir_all(folder).unwrap();
 }
 
 #[test]
@@ -297,70 +209,6 @@ fn tests_of_perftest_end_well_between_two_processes() {
         // Half a second until a retransmission (`-u`): on a busy machine the peer may get no processor for long.
         both_ends(program, &["-x", "0", "-u", "17"], arguments);
     }
-}
-
-#[test]
-fn ucx_moves_data_over_reliable_connections_and_over_datagrams() {
-    if !is_installed("ucx_perftest", "ucx-utils") {
-        return;
-    }
-    let (ok, text) = Run::start(command("ucx_info", &["-d"])).outcome();
-    assert!(ok && text.contains("rc_verbs") && text.contains("ud_verbs"), "{text}");
-    let cases: [(&str, &[&str]); 9] = [
-        ("rc_verbs,ud_verbs", &["-t", "tag_lat"]),
-        ("rc_verbs,ud_verbs", &["-t", "tag_lat", "-E", "sleep"]),
-        ("rc_verbs,ud_verbs", &["-t", "tag_bw", "-s", "300000", "-n", "50"]),
-        ("rc_verbs,ud_verbs", &["-t", "ucp_put_lat"]),
-        ("rc_verbs,ud_verbs", &["-t", "ucp_get", "-s", "300000", "-n", "50"]),
-        ("rc_verbs,ud_verbs", &["-t", "ucp_fadd"]),
-        ("ud_verbs", &["-t", "tag_lat"]),
-        ("ud_verbs", &["-t", "tag_lat", "-E", "sleep"]),
-        ("ud_verbs", &["-t", "tag_bw", "-s", "20000"]),
-    ];
-    let device = format!("{}:1", loopback());
-    for (transports, arguments) in cases {
-        let port = unused::address().port().to_string();
-        let start = |arguments: &[&str]| {
-            let mut end = command("ucx_perftest", &[&["-p", &port], arguments].concat());
-            end.envs([("UCX_TLS", transports), ("UCX_NET_DEVICES", &device)]);
-            Run::start(end)
-        };
-        let mut server = start(&[]);
-        let hex = format!("{:04X}", port.parse::<u16>().unwrap());
-        watch("the server to listen", || server.0.try_wait().unwrap().is_some() || listens(&hex));
-        let client = start(&[&["127.0.0.1", "-n", "500", "-s", "8"], arguments].concat());
-        let [(client_ok, client), (server_ok, server)] = [client.outcome(), server.outcome()];
-        let both = format!("{transports} {arguments:?}\nclient: {client}\nserver: {server}");
-        assert!(client_ok && server_ok && client.contains("Final:"), "{both}");
-    }
-}
-
-#[test]
-fn open_mpi_sums_and_sends_over_ucx() {
-    if !is_installed("mpicc.openmpi", "libopenmpi-dev")
-        || !is_installed("mpirun.openmpi", "openmpi-bin")
-    {
-        return;
-    }
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("mpi-{}", std::process::id()));
-    fs::create_dir_all(&folder).unwrap();
-    let program = folder.join("program");
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/mpi.c");
-    let mut mpicc = Command::new("mpicc.openmpi");
-    let built = mpicc.args(["-Wall", "-Werror", "-o"]).arg(&program).arg(source).output().unwrap();
-    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
-    for transports in ["rc_verbs,ud_verbs,self", "ud_verbs,self"] {
-        let mut mpirun = command(
-            "mpirun.openmpi",
-            // Only UCX may move data.
-            &["--allow-run-as-root", "--oversubscribe", "-n", "4", "--mca", "pml", "ucx"],
-        );
-        let device = format!("{}:1", loopback());
-        mpirun.arg(&program).envs([("UCX_TLS", transports), ("UCX_NET_DEVICES", &device)]);
-        let (ok, text) = Run::start(mpirun).outcome();
-        assert!(ok && text.contains("all right on 4 ranks"), "{transports}: {text}");
-    }
-    fs::remove_dir_all(folder).unwrap();
 }
 
 #[test]
