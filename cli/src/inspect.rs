@@ -1,6 +1,7 @@
 //! `invar inspect`: shows what a process' connections did last, while it lives and after it has died.
 
 use std::fmt::Write;
+use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -137,7 +138,11 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
 
 /// Returns the file that an argument names: a path, or the number of a process.
 pub(crate) fn find(process: &str) -> Result<PathBuf, Failure> {
-    let Ok(pid) = process.parse::<u32>() else { return Ok(PathBuf::from(process)) };
+    let Ok(pid) = process.parse::<u32>() else {
+        // The user may name a link. Nobody else may.
+        let path = PathBuf::from(process);
+        return Ok(fs::canonicalize(&path).unwrap_or(path));
+    };
     let is_of = |path: &PathBuf| {
         let stem = path.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();
         stem.split('-').next() == Some(&pid.to_string())

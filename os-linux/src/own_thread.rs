@@ -2,7 +2,7 @@
 
 use std::io;
 use std::process;
-use std::thread::{self, JoinHandle};
+use std::thread::{self, JoinHandle, Thread};
 
 /// A thread that ends before this value has gone. Its owner first tells it to end.
 ///
@@ -26,6 +26,11 @@ impl OwnThread {
     /// Whether the thread is one of this process.
     pub fn is_here(&self) -> bool {
         self.process == process::id()
+    }
+
+    /// Returns the thread's handle, for the process that it serves.
+    pub fn handle(&self) -> Option<&Thread> {
+        self.thread.as_ref().filter(|_| self.is_here()).map(JoinHandle::thread)
     }
 
     /// Whether the thread is the calling one.

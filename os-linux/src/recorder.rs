@@ -209,12 +209,14 @@ fn remove_dead(dir: &Path) {
     dead.into_iter().take(count).for_each(|(_, path)| _ = fs::remove_file(path));
 }
 
-/// Reads a recorder's file.
+/// Reads a recorder's file. The path must not be a link: another user may have made it, and to open a device may
+/// already do harm.
 ///
 /// # Errors
 /// The file cannot be read, or is no recorder's file. The error says which.
 pub fn read(path: &Path) -> io::Result<Recorded> {
-    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+    let flags = libc::O_NONBLOCK | libc::O_NOFOLLOW;
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
     let of = file.metadata()?;
     let invalid = |text: String| io::Error::new(ErrorKind::InvalidData, text);
     if !of.is_file() {
@@ -271,8 +273,11 @@ impl Parsed {
 /// Returns the files of recorders in a directory.
 pub fn files_in(dir: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
-    let files = entries.map(|entry| entry.path());
-    files.filter(|path| path.extension().is_some_and(|of| of == "rec")).collect()
+    let files = entries.filter(|entry| entry.file_type().is_ok_and(|of| of.is_file()));
+    files
+        .map(|entry| entry.path())
+        .filter(|path| path.extension().is_some_and(|of| of == "rec"))
+        .collect()
 }
 
 /// Returns the files of recorders that this user may read: its own, and for root those of all users.
@@ -301,7 +306,7 @@ pub fn own_files() -> Vec<PathBuf> {
     let uid = rustix::process::geteuid().as_raw();
     let mut known = HashSet::new();
     let mut is_own = |path: &PathBuf| {
-        // A link of somebody else may lead to a file once more.
+        // A directory of somebody else may be a link to one that is listed too.
         fs::metadata(path).is_ok_and(|of| of.uid() == uid && known.insert((of.dev(), of.ino())))
     };
     files().into_iter().filter(|path| is_own(path)).collect()

@@ -10,7 +10,7 @@ mod renewal;
 mod silence;
 mod vectored;
 
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::{Arc, OnceLock};
@@ -24,6 +24,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::set_tcp_quickack;
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
+use crate::memory::{Gather, Scatter};
 use crate::ports::bind_in_range;
 use renewal::{Door, Renewal};
 
@@ -191,7 +192,16 @@ impl OobStream {
 
     /// Copies the bytes that are there to `buf`, and returns their number. The bytes stay.
     pub(crate) fn peek(&self, buf: &mut [u8]) -> usize {
-        self.stream.peek(buf).unwrap_or(0)
+        match self.stream.peek(buf) {
+            Ok(there) => there,
+            Err(error) => {
+                if !is_not_now(&error) {
+                    // The kernel does not report it again.
+                    self.note(os(error));
+                }
+                0
+            }
+        }
     }
 
     /// Lets the close of this handle reset the connection: nothing that was sent arrives later, and the port is
@@ -250,28 +260,14 @@ impl Stream for OobStream {
     }
 
     fn send(&mut self, bytes: &[u8]) -> Result<usize, StreamError> {
-        match self.stream.write(bytes) {
-            Ok(sent) => Ok(sent),
-            Err(error) if is_not_now(&error) => Ok(0),
-            Err(error) if error.kind() == ErrorKind::BrokenPipe => Err(StreamError::Closed),
-            Err(error) => {
-                let error = os(error);
-                self.note(error);
-                Err(error)
-            }
-        }
+        self.send_gather(&[Gather::bytes(bytes)])
     }
 
     fn recv(&mut self, buf: &mut [u8]) -> Result<usize, StreamError> {
-        match self.stream.read(buf) {
-            // After an error that a send returned, the kernel ends the stream as if the peer had closed it.
-            Ok(0) if !buf.is_empty() => {
-                Err(self.error.get().copied().unwrap_or(StreamError::Closed))
-            }
-            Ok(received) => Ok(received),
-            Err(error) if is_not_now(&error) => Ok(0),
-            Err(error) => Err(os(error)),
+        if buf.is_empty() {
+            return Ok(0);
         }
+        self.recv_scatter(&mut [Scatter::bytes(buf)])
     }
 
     fn renewal_port(&self) -> u16 {

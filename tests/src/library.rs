@@ -13,13 +13,14 @@ pub fn settings(variables: &[(&str, &str)]) -> Settings {
     Settings::from_lookup(|name| value(name).map(str::to_owned)).expect("valid settings")
 }
 
-/// The first device that these settings leave.
+/// Opens the first device that these settings take.
 ///
 /// # Panics
 /// Panics if there is no such device.
 pub fn first_device(settings: &Settings) -> Device {
-    let survey = Device::survey(settings).expect("a survey");
-    Device::open_for(&survey.devices[0], settings).expect("a device")
+    let devices = Device::survey(settings).expect("a survey").devices;
+    let info = devices.iter().find(|info| settings.takes(info.kind)).expect("a device");
+    Device::open_for(info, settings).expect("a device that opens")
 }
 
 /// Connects `device` with a listener of this process.

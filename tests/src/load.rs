@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures::channel::oneshot;
 use futures::executor::LocalPool;
 use futures::task::LocalSpawnExt;
-use invar::{Device, Listener, MemoryRegion, RecvComm};
+use invar::{Listener, MemoryRegion, RecvComm};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::time::{ClockId, clock_gettime};
 
@@ -35,9 +35,7 @@ pub fn raise_descriptors() {
 pub fn idle_connections(transport: &str, time: Duration) -> Duration {
     let variables = [("INVAR_TRANSPORT", transport), ("NCCL_SOCKET_IFNAME", "lo")];
     let settings = library::settings(&variables);
-    let devices = Device::survey(&settings).expect("a survey").devices;
-    let info = devices.iter().find(|info| settings.takes(info.kind)).expect("a device");
-    let device = Device::open_for(info, &settings).expect("a device that opens");
+    let device = library::first_device(&settings);
     let listener = Listener::bind(&device, &settings).expect("a listener");
     let mut pool = LocalPool::new();
     let mut senders = Vec::new();

@@ -39,14 +39,11 @@ pub struct Ends {
 /// # Panics
 /// Panics if the settings leave no device, or if an end fails.
 pub fn pair(settings: &Settings, bytes: usize) -> [Ends; 2] {
-    let devices = Device::survey(settings).expect("a survey").devices;
-    let info = devices.iter().find(|info| settings.takes(info.kind)).expect("a device");
-    let open = || Device::open_for(info, settings).expect("a device that opens");
     let connect = |from: &Device, to: &Device| {
         let listener = Listener::bind(to, settings).expect("a listener");
         library::connect(from, &listener, settings)
     };
-    let (here, there) = (open(), open());
+    let (here, there) = (library::first_device(settings), library::first_device(settings));
     let (to, from) = connect(&here, &there);
     let (back, answers) = connect(&there, &here);
     let ends = |device, send, recv| {

@@ -58,9 +58,7 @@ fn on_all(test: impl Fn(Device, Settings) -> Wanted) {
 fn device(transport: &str) -> (Device, Settings) {
     let variables = [("INVAR_TRANSPORT", transport), ("NCCL_SOCKET_IFNAME", "lo")];
     let settings = library::settings(&variables);
-    let devices = Device::survey(&settings).unwrap().devices;
-    let info = devices.iter().find(|info| settings.takes(info.kind)).unwrap();
-    (Device::open_for(info, &settings).unwrap(), settings)
+    (library::first_device(&settings), settings)
 }
 
 /// Connects two ends, both as futures.

@@ -1,4 +1,4 @@
-//! Tests what the software NIC refuses, and the outcome of failed work.
+//! Tests what the software NIC refuses, and the outcome of failed work, beyond what the conformance kit checks.
 
 use std::net::Ipv6Addr;
 
@@ -39,70 +39,13 @@ fn fails([a, b]: &[End<SoftNic>; 2], wr: &SendWr, status: WcStatus) {
 }
 
 #[test]
-fn a_peers_key_that_does_not_exist() {
-    for opcode in [SendOpcode::RdmaWrite, SendOpcode::RdmaRead] {
-        let ends = pair();
-        let wr = ends[0].work(opcode, 8, &ends[1]);
-        fails(&ends, &SendWr { rkey: wr.rkey ^ 1, ..wr }, WcStatus::REM_ACCESS_ERR);
-        let ends = pair();
-        let wr = ends[0].work(opcode, 8, &ends[1]);
-        fails(&ends, &SendWr { rkey: 0, ..wr }, WcStatus::REM_ACCESS_ERR);
-    }
-}
-
-#[test]
-fn a_peers_region_left_by_one_byte_at_either_end() {
-    for (offset, len) in [(1, LEN as u64), (-1, 8), (LEN as i64 - 7, 8), (LEN as i64, 1)] {
-        let ends = pair();
-        let wr = ends[0].work(SendOpcode::RdmaWrite, len as usize, &ends[1]);
-        let wr = SendWr { remote_addr: wr.remote_addr.wrapping_add_signed(offset), ..wr };
-        fails(&ends, &wr, WcStatus::REM_ACCESS_ERR);
-    }
-    // A range of all bytes, and the last byte alone, are within the region.
+fn all_bytes_of_a_peers_region_and_its_last_byte_alone_can_be_written() {
     let [a, b] = pair();
     a.post(&a.work(SendOpcode::RdmaWrite, LEN, &b));
     assert_eq!(a.wait().status, WcStatus::SUCCESS);
     let wr = a.work(SendOpcode::RdmaWrite, 1, &b);
     a.post(&SendWr { remote_addr: b.buffer.addr(LEN - 1), ..wr });
     assert_eq!(a.wait().status, WcStatus::SUCCESS);
-}
-
-#[test]
-fn an_address_so_high_that_it_wraps() {
-    let ends = pair();
-    let wr = ends[0].work(SendOpcode::RdmaWrite, 8, &ends[1]);
-    fails(&ends, &SendWr { remote_addr: u64::MAX - 3, ..wr }, WcStatus::REM_ACCESS_ERR);
-}
-
-#[test]
-fn a_peers_region_that_was_deregistered() {
-    let [a, b] = pair();
-    let (mr, addr, rkey) = b.register(&b.buffer.memory, Access::LOCAL_WRITE | Access::REMOTE_WRITE);
-    let wr = a.work(SendOpcode::RdmaWrite, 8, &b);
-    let wr = SendWr { remote_addr: addr, rkey, ..wr };
-    a.post(&wr);
-    assert_eq!(a.wait().status, WcStatus::SUCCESS);
-    drop(mr);
-    a.post(&wr);
-    assert_eq!(a.wait().status, WcStatus::REM_ACCESS_ERR);
-}
-
-#[test]
-fn a_peers_region_that_does_not_permit_it_or_belongs_to_another_domain() {
-    let read_only = Access::LOCAL_WRITE | Access::REMOTE_READ;
-    let write_only = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-    for (opcode, access) in [(SendOpcode::RdmaWrite, read_only), (SendOpcode::RdmaRead, write_only)]
-    {
-        let [a, b] = pair();
-        let (_mr, addr, rkey) = b.register(&b.buffer.memory, access);
-        let wr = a.work(opcode, 8, &b);
-        fails(&[a, b], &SendWr { remote_addr: addr, rkey, ..wr }, WcStatus::REM_ACCESS_ERR);
-    }
-    let [a, b] = pair();
-    let stranger = b.nic.alloc_pd().unwrap();
-    let mr = b.nic.reg_mr(&stranger, &b.buffer.memory, write_only).unwrap();
-    let wr = a.work(SendOpcode::RdmaWrite, 8, &b);
-    fails(&[a, b], &SendWr { rkey: mr.rkey(), ..wr }, WcStatus::REM_ACCESS_ERR);
 }
 
 #[test]
@@ -140,18 +83,6 @@ fn a_receive_that_never_comes() {
     assert_eq!(a.nic.counters().device.qps.rnr_naks_received, 3);
 }
 
-#[test]
-fn a_receive_that_comes_late() {
-    let [a, b] = pair();
-    a.post(&a.work(SendOpcode::Send, 8, &b));
-    until("RNR NAK", || {
-        assert!(a.has_none());
-        a.nic.counters().device.qps.rnr_naks_received > 0
-    });
-    b.post_recv(1, 8);
-    assert_eq!((a.wait().status, b.wait().status), (WcStatus::SUCCESS, WcStatus::SUCCESS));
-}
-
 /// A link with a timeout of 4.2 ms, twice.
 fn impatient() -> Link {
     let rts = RtsAttr { timeout: 10, retry_cnt: 1, ..Link::default().rts };
@@ -185,22 +116,6 @@ fn a_peer_that_is_gone() {
     a.post(&wr);
     assert_eq!(a.wait().status, WcStatus::RETRY_EXC_ERR);
     assert_eq!(a.wait().status, WcStatus::WR_FLUSH_ERR);
-}
-
-#[test]
-fn a_queue_pair_in_error_gives_back_all_that_is_posted() {
-    let [a, b] = pair();
-    a.post_recv(1, 8);
-    a.post_recv(2, 8);
-    a.nic.modify_qp(&a.qp, &QpTransition::Err).unwrap();
-    a.post(&SendWr { wr_id: 3, ..a.work(SendOpcode::RdmaWrite, 8, &b) });
-    a.post_recv(4, 8);
-    for wr_id in 1..=4 {
-        let done = a.wait();
-        assert_eq!((done.wr_id, done.status), (wr_id, WcStatus::WR_FLUSH_ERR));
-        assert_eq!(done.qp_num, a.nic.qp_num(&a.qp));
-    }
-    assert!(a.has_none());
 }
 
 #[test]

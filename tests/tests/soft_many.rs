@@ -71,7 +71,7 @@ fn many_threads_use_one_nic_at_once() {
 }
 
 #[test]
-fn queue_pairs_on_one_completion_queue_all_get_their_turn() {
+fn queue_pairs_carry_messages_beside_a_flood_on_another_of_the_same_devices() {
     let open = |name| SoftNic::open(&SoftConfig::new(name, "[::1]:0".parse().unwrap())).unwrap();
     let nics = [open("left"), open("right")];
     let ends: Vec<[End<SoftNic>; 2]> =

@@ -70,6 +70,17 @@ fn damage_is_counted_and_what_is_no_recorder_is_refused() {
 }
 
 #[test]
+fn a_link_is_neither_listed_nor_read() {
+    let dir = Dir::new("link");
+    let file = RecorderFile::create(&dir.0, Process::new(4711, "node")).unwrap();
+    let link = dir.0.join("4712.rec");
+    symlink(&file.path, &link).unwrap();
+    assert_eq!(files_in(&dir.0), std::slice::from_ref(&file.path));
+    assert!(read(&file.path).is_ok());
+    assert_eq!(read(&link).unwrap_err().raw_os_error(), Some(libc::ELOOP));
+}
+
+#[test]
 fn a_directory_that_others_can_use_is_refused() {
     let dir = Dir::new("open");
     let process = Process::new(1, "a");

@@ -6,7 +6,6 @@ use std::io;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use invar_core::auth::Secret;
@@ -22,6 +21,7 @@ use super::error::{BootstrapError, Failure};
 use super::reach::{Unreached, authenticate, connect};
 use super::{TICK, deadline, this_member};
 use crate::abort::Abort;
+use crate::own_thread::OwnThread;
 use crate::unix::wait;
 
 /// Extra time in which the hub, which knows the missing ranks, can report them.
@@ -48,7 +48,7 @@ pub struct Bootstrap {
     /// Whether this rank has said that it is done.
     told: AtomicBool,
     shared: Arc<Shared>,
-    watch: Option<JoinHandle<()>>,
+    _watch: OwnThread,
 }
 
 /// The state that the watching thread and the rank share.
@@ -137,14 +137,13 @@ impl Bootstrap {
         });
         let receiver = connection.receiver()?;
         let sender = Arc::new(Mutex::new(connection));
-        let watch = thread::Builder::new().name(format!("invar-watch {rank}")).spawn({
+        let _watch = OwnThread::start(&format!("invar-watch {rank}"), {
             let (shared, sender) = (shared.clone(), sender.clone());
             move || shared.watch(receiver, &sender)
         })?;
         let (told, key) = (AtomicBool::new(false), id.key(&communicator));
         let communicator = u64::from_le_bytes(std::array::from_fn(|i| communicator[i]));
-        let watch = Some(watch);
-        Ok(Bootstrap { rank, nranks, local_ip, communicator, key, sender, told, shared, watch })
+        Ok(Bootstrap { rank, nranks, local_ip, communicator, key, sender, told, shared, _watch })
     }
 
     /// Returns the random number by which all ranks know this communicator.
@@ -337,9 +336,6 @@ impl Drop for Bootstrap {
         self.leave();
         self.shared.closing.store(true, Ordering::Release);
         self.sender().shutdown();
-        if let Some(watch) = self.watch.take() {
-            let _ = watch.join();
-        }
     }
 }
 

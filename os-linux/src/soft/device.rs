@@ -300,7 +300,11 @@ impl Device {
     /// of inline data, or for more than 32 buffers of a work request. `ENOMEM`: the device has [`QPS_MAX`]
     /// queue pairs.
     pub fn create_qp(&mut self, config: &QpConfig) -> Result<u32, NicError> {
-        let Device { qps, lingerers, config: device, used_addresses, .. } = self;
+        let Device { qps, srqs, lingerers, config: device, used_addresses, .. } = self;
+        // A receive of a shared queue brings its list along.
+        let shared = config.srq.and_then(|srq| srqs.get(srq)).map_or(0, SharedQueue::sges_max);
+        let recv_sges_max = config.recv_sges_max.max(shared);
+        let config = &QpConfig { recv_sges_max, ..*config };
         let lingers = |qpn| lingerers.contains(qpn);
         let is_ud = config.qp_type == QpType::Ud;
         let paths = |qpn| is_ud.then(|| DatagramPaths::new(device, qpn).into());
@@ -377,7 +381,8 @@ impl Device {
     /// Posts one send request with several buffers. The buffer of `wr` has no meaning.
     ///
     /// # Errors
-    /// The errors of [`Device::post_send`]. `EINVAL`: there are too many buffers or bytes.
+    /// The errors of [`Device::post_send`]. `EINVAL`: there are too many buffers or bytes, or the request has
+    /// [`SendFlags::INLINE`], for which there is [`Device::post_send_filled`].
     pub fn post_send_list(&mut self, qpn: u32, wr: &SendWr, list: &[Sge]) -> Result<(), NicError> {
         self.with_qp(qpn, Verb::PostSend, |qp, env| qp.post_send_list(wr, list, env))?;
         self.sends_first(qpn);

@@ -9,7 +9,6 @@ use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, RawFd};
 use std::path::Path;
 use std::sync::Arc;
-use std::thread::{self, JoinHandle};
 
 use invar_core::nic::{
     Access, Gid, LinkLayer, Memory, Mtu, Nic, NicCounters, NicError, PollError, PortAttr,
@@ -29,6 +28,7 @@ use super::shared_ports;
 use super::sockets::Sockets;
 use crate::interface::Interface;
 use crate::memory::HostMemory;
+use crate::own_thread::OwnThread;
 use crate::ports::bind_in_range;
 use crate::random::random;
 use crate::udp::{OTHERS_MAX, RxSocket};
@@ -117,15 +117,13 @@ struct Owner {
     attr: PortAttr,
     gids: Vec<Gid>,
     port: Arc<Port>,
-    thread: Option<JoinHandle<()>>,
+    thread: OwnThread,
 }
 
 impl Drop for Owner {
     fn drop(&mut self) {
-        if let Some(thread) = self.thread.take() {
-            self.port.stop(thread.thread());
-            // The thread is over in either case, even if it panicked.
-            let _ = thread.join();
+        if let Some(thread) = self.thread.handle() {
+            self.port.stop(thread);
         }
     }
 }
@@ -206,14 +204,8 @@ impl SoftNic {
         let port = Arc::new(Port::new(RxSockets { first: rx, more }, sockets, device));
         let (serving, spins_on_memory) = (Arc::clone(&port), config.spins_on_memory);
         let serve = move || serving.serve(spins_on_memory);
-        let thread = thread::Builder::new().name(config.name.clone()).spawn(serve)?;
-        Ok(SoftNic(Arc::new(Owner {
-            name: config.name.clone(),
-            attr,
-            gids,
-            port,
-            thread: Some(thread),
-        })))
+        let thread = OwnThread::start(&config.name, serve)?;
+        Ok(SoftNic(Arc::new(Owner { name: config.name.clone(), attr, gids, port, thread })))
     }
 
     /// Returns the GIDs, by index. Each is an address of the interface.

@@ -181,7 +181,11 @@ fn deregistered<N: Nic + Clone>(bench: &mut Bench<N>) -> Verdict {
     for opcode in REMOTE {
         let ends = bench.hasty_pair(LEN)?;
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
-        let (mr, _, rkey) = ends[1].register(&ends[1].buffer.memory, access);
+        let [a, b] = &ends;
+        let (mr, _, rkey) = b.register(&b.buffer.memory, access);
+        let write = SendWr { rkey, ..a.work(SendOpcode::RdmaWrite, LEN, b) };
+        a.post(&write);
+        bench.success(a, "a write to the region before that", write.wr_id)?;
         drop(mr);
         // The old key must not reach the region that is registered next.
         let (_next, ..) = ends[1].register(&ends[1].buffer.memory, access);

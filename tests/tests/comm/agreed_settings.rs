@@ -1,6 +1,6 @@
 //! Tests the settings that the two ends agree on, and settings and calls that are refused.
 
-use invar_core::comm::RecvBuf;
+use invar_core::comm::{RecvBuf, SendBuf};
 use invar_core::conn::stage::Side;
 use invar_core::conn::{CommSettings, Wire};
 use invar_core::error::{Error, ErrorKind};
@@ -32,13 +32,38 @@ fn the_wire_of_nccl_2_14_has_64_rows_whatever_is_set() {
     assert_eq!(receives_posted([settings; 2]), 64);
 }
 
+/// The number of queue pairs that carry a message, as each end knows it.
+fn queue_pairs(settings: [CommSettings; 2]) -> [usize; 2] {
+    let (nics, mut duo) = rig::connect(settings);
+    let from = Buffer::new(&nics[0], &duo.send_pd, 1 << 20);
+    let to = Buffer::new(&nics[1], &duo.recv_pd, 1 << 20);
+    let room = RecvBuf { addr: to.addr(0), len: 1 << 20, tag: 0, rkey: to.rkey() };
+    let message = SendBuf { addr: from.addr(0), len: 1 << 20, lkey: from.lkey() };
+    // On the wire of NCCL 2.14 the sender finishes its setup first.
+    assert_eq!(duo.send.isend(&message, 0), Ok(None));
+    let received = duo.recv.irecv(&[room]).expect("irecv").expect("a request");
+    let sent = duo.send.isend(&message, 0).expect("isend").expect("a request");
+    let of_sender = duo.send.work(&sent).expect("under way").count();
+    let of_receiver = duo.recv.work(&received).count();
+    [of_sender, of_receiver]
+}
+
 #[test]
-fn the_connectors_number_of_queue_pairs_holds() {
-    for qps in [1, 2, 4, 128] {
+fn the_connectors_number_of_queue_pairs_holds_up_to_16_or_the_acceptors_own_number() {
+    for (connector, acceptor, both) in
+        [(1, 3, 1), (2, 3, 2), (4, 3, 4), (128, 3, 16), (128, 64, 64)]
+    {
         let settings = |qps| CommSettings { qps, fifo_depth: 4, ..CommSettings::default() };
-        Handshake::new([settings(qps), settings(3)]).finish();
-        let wire = Wire::Nccl214;
-        Handshake::new([CommSettings { wire, qps, ..CommSettings::default() }; 2]).finish();
+        let found = queue_pairs([settings(connector), settings(acceptor)]);
+        assert_eq!(found, [both; 2], "{connector} and {acceptor}");
+    }
+}
+
+#[test]
+fn on_the_wire_of_nccl_2_14_both_ends_have_the_number_of_queue_pairs_that_both_are_set_to() {
+    for qps in [1, 4, 128] {
+        let settings = CommSettings { wire: Wire::Nccl214, qps, ..CommSettings::default() };
+        assert_eq!(queue_pairs([settings; 2]), [usize::from(qps); 2]);
     }
 }
 

@@ -2,14 +2,19 @@
 
 use super::*;
 use invar_core::nic::RecvWr;
+use invar_linux::soft::device::SrqConfig;
 
 const LEN: usize = 9000;
 
 /// Creates a queue pair with room for several buffers, in state INIT.
 fn create(end: &mut End) -> u32 {
-    let cap = QpCap { max_send_wr: 8, max_recv_wr: 8, max_inline_data: 0 };
-    let config =
-        QpConfig { send_sges_max: 3, recv_sges_max: 3, ..QpConfig::new(end.pd, end.cq, cap) };
+    create_as(end, |config| QpConfig { send_sges_max: 3, recv_sges_max: 3, ..config })
+}
+
+/// Creates a queue pair whose configuration `change` changes, in state INIT.
+fn create_as(end: &mut End, change: impl FnOnce(QpConfig) -> QpConfig) -> u32 {
+    let cap = QpCap { max_send_wr: 8, max_recv_wr: 8, max_inline_data: 64 };
+    let config = change(QpConfig::new(end.pd, end.cq, cap));
     let qpn = end.device.create_qp(&config).unwrap();
     let access = Access::REMOTE_WRITE | Access::REMOTE_READ;
     let init = QpTransition::Init { pkey_index: 0, port_num: 1, access };
@@ -122,4 +127,29 @@ fn a_buffer_outside_of_registered_memory_fails_its_request_alone() {
     // A list that the queue pair has no room for is refused.
     let many = [list[0]; 4];
     assert_eq!(a.device.post_send_list(qpns[0], &wr, &many).unwrap_err().errno, libc::EINVAL);
+    // Nothing copies its bytes at once.
+    let inline = SendWr { flags: flags | SendFlags::INLINE, ..wr };
+    let refused = a.device.post_send_list(qpns[0], &inline, &list[..2]).unwrap_err();
+    assert_eq!(
+        (refused.errno, refused.cause),
+        (libc::EINVAL, "a list of buffers is not sent inline")
+    );
+}
+
+#[test]
+fn a_shared_receive_may_have_more_buffers_than_the_receives_of_its_queue_pair() {
+    let [mut a, mut b] = pair("::1", 30_000, QpOptions::empty());
+    let srq = b.device.create_srq(&SrqConfig { receives_max: 4, sges_max: 3 }).unwrap();
+    let qpns = [create(&mut a), create_as(&mut b, |config| QpConfig { srq: Some(srq), ..config })];
+    let addresses = [a.address(), b.address()];
+    a.start(qpns[0], addresses[1], qpns[1], QpOptions::empty());
+    b.start(qpns[1], addresses[0], qpns[0], QpOptions::empty());
+    let (from, to) = (buffers(&a, [1500, 7000, 500]), buffers(&b, [10, 2990, 6000]));
+    b.device.post_srq_recv(srq, &RecvWr::default(), &to).unwrap();
+    let (opcode, flags) = (SendOpcode::Send, SendFlags::SIGNALED);
+    let wr = SendWr { opcode, flags, ..SendWr::default() };
+    a.device.post_send_list(qpns[0], &wr, &from).unwrap();
+    let (sent, received) = run(&mut a, &mut b);
+    assert_eq!((sent[0].status, received[0].byte_len), (WcStatus::SUCCESS, LEN as u32));
+    assert!(bytes(&a, &from) == bytes(&b, &to));
 }

@@ -4,12 +4,12 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
-use std::thread::{self, JoinHandle};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use super::{Lane, LaneDirection};
 use crate::interest::Interest;
+use crate::own_thread::OwnThread;
 
 /// The longest sleep. New work wakes a worker; the limit covers a wake-up that is missed.
 const SLEEP_MAX: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
@@ -17,7 +17,7 @@ const SLEEP_MAX: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 /// A worker thread. Dropping this value ends the thread and waits for it.
 pub(super) struct Worker {
     shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
+    _thread: OwnThread,
 }
 
 struct Shared {
@@ -37,12 +37,11 @@ impl Worker {
         let (news, moved) = (event()?, event()?);
         let (is_over, is_awaited) = (AtomicBool::new(false), AtomicBool::new(false));
         let shared = Arc::new(Shared { lanes, news, is_over, moved, is_awaited });
-        let thread = thread::Builder::new().name("invar-socket".to_owned());
-        let thread = thread.spawn({
+        let _thread = OwnThread::start("invar-socket", {
             let shared = Arc::clone(&shared);
             move || shared.run()
         })?;
-        Ok(Worker { shared, thread: Some(thread) })
+        Ok(Worker { shared, _thread })
     }
 
     pub(super) fn wake(&self) {
@@ -67,10 +66,6 @@ impl Drop for Worker {
     fn drop(&mut self) {
         self.shared.is_over.store(true, Ordering::Relaxed);
         self.wake();
-        if let Some(thread) = self.thread.take() {
-            // The thread is over in either case, even if it panicked.
-            let _ = thread.join();
-        }
     }
 }
 

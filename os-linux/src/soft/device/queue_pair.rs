@@ -309,6 +309,10 @@ impl QueuePair {
         env: &mut DeviceEnv<'_>,
     ) -> Result<(), NicError> {
         let QueuePair { engine, posted, datagrams, .. } = self;
+        if wr.flags.contains(SendFlags::INLINE) {
+            let cause = "a list of buffers is not sent inline";
+            return Err(NicError::new(Verb::PostSend, libc::EINVAL, cause));
+        }
         let length = posted.send_lists.check(list, Verb::PostSend)?;
         let wr = SendWr { sge: Sge { length, ..Sge::default() }, ..*wr };
         let device = env;

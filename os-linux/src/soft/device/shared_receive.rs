@@ -40,6 +40,11 @@ impl SharedQueue {
         }
     }
 
+    /// Maximum number of buffers of a receive.
+    pub(super) fn sges_max(&self) -> u32 {
+        self.lists.slot_sges as u32
+    }
+
     fn post(&mut self, wr: &RecvWr, list: &[Sge]) -> Result<(), NicError> {
         if self.len == self.ring.len() {
             let cause = "shared receive queue full";

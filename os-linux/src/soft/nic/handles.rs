@@ -122,7 +122,6 @@ impl Drop for Cq {
 pub struct Srq {
     pub(super) nic: SoftNic,
     pub(super) number: u32,
-    pub(super) sges_max: u32,
 }
 
 impl Drop for Srq {

@@ -129,9 +129,9 @@ impl SoftNic {
         drop(moving);
         if is_awaited
             && !was_awaited
-            && let Some(thread) = &self.0.thread
+            && let Some(thread) = self.0.thread.handle()
         {
-            thread.thread().unpark();
+            thread.unpark();
         }
     }
 
@@ -149,7 +149,7 @@ impl SoftNic {
         let number = moving.device.create_srq(config)?;
         moving.listeners.insert(Subject::Srq(number), Box::new(notify));
         drop(moving);
-        Ok(Srq { nic: self.clone(), number, sges_max: config.sges_max })
+        Ok(Srq { nic: self.clone(), number })
     }
 
     /// Sets the limit of a shared receive queue.
@@ -196,7 +196,6 @@ impl SoftNic {
         }
         let QpInit { qp_type, cap, send_sges_max, recv_sges_max } = *init;
         let (pd, send_cq, recv_cq) = (pd.0.number, send_cq.number, recv_cq.number);
-        let recv_sges_max = srq.map_or(recv_sges_max, |srq| srq.sges_max);
         let srq = srq.map(|srq| srq.number);
         // Nothing else keeps an unreliable sender from sending more than a receiver of the same link takes.
         let link_mbps = NonZeroU32::new(self.0.attr.speed_mbps);
