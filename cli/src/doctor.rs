@@ -63,7 +63,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "HOST[:PORT]")]
     peer: Option<String>,
 
-    /// Do so with each of the hosts of FILE, one in a line, and show them side by side, the worst first.
+    /// Run the tests of --peer with each host of FILE, which has one host a line, and show a table, the worst host first.
     /// Each device of this host is tried until it reaches one of the other host
     #[arg(long, value_name = "FILE", conflicts_with = "peer")]
     hosts: Option<PathBuf>,

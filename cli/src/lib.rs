@@ -64,24 +64,6 @@ enum Command {
     Trace(trace::Args),
 }
 
-impl Command {
-    /// Whether another process of this command started this one, and reports for both.
-    fn is_child(&self) -> bool {
-        match self {
-            Command::Perf(args) => args.is_child(),
-            Command::Coll(args) => args.is_child(),
-            Command::Devices(_)
-            | Command::Doctor(_)
-            | Command::Env(_)
-            | Command::Inspect(_)
-            | Command::Run(_)
-            | Command::Settings(_)
-            | Command::Top(_)
-            | Command::Trace(_) => false,
-        }
-    }
-}
-
 /// The definition of the command's arguments, for manual pages and shell completions.
 pub fn definition() -> clap::Command {
     Cli::command()
@@ -101,7 +83,6 @@ pub fn run() -> ExitCode {
 }
 
 fn execute(command: Command) -> Result<ExitCode, Failure> {
-    let is_child = command.is_child();
     match command {
         // To this command a refused variable is a finding.
         Command::Doctor(args) => doctor::run(&args),
@@ -110,14 +91,15 @@ fn execute(command: Command) -> Result<ExitCode, Failure> {
         Command::Run(args) => run::run(&args),
         Command::Top(args) => top::run(&args),
         Command::Trace(args) => trace::run(&args),
-        Command::Settings(args) => settings::run(&args, &settings_for(is_child)?),
-        Command::Perf(args) => perf::run(&args, &settings_for(is_child)?),
-        Command::Coll(args) => coll::run(&args, &settings_for(is_child)?),
-        Command::Devices(args) => devices::run(&args, &settings_for(is_child)?),
+        Command::Settings(args) => settings::run(&args, &settings_for(false)?),
+        Command::Perf(args) => perf::run(&args, &settings_for(args.is_child())?),
+        Command::Coll(args) => coll::run(&args, &settings_for(args.is_child())?),
+        Command::Devices(args) => devices::run(&args, &settings_for(false)?),
     }
 }
 
-/// Reads the environment, and tells what is odd about it.
+/// Reads the environment, and tells what is odd about it. If this process is a child, another process of this command
+/// started it, and reports for both.
 fn settings_for(is_child: bool) -> Result<Settings, Failure> {
     let mut settings = Settings::from_env()?;
     let remarks = settings.take_remarks();

@@ -1,5 +1,6 @@
 //! Processes that this command starts.
 
+use std::process::Child;
 use std::sync::Arc;
 
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
@@ -14,6 +15,17 @@ pub(crate) fn await_children() -> Result<(), Failure> {
     signal_hook::flag::register(SIGCHLD, Arc::default())
         .map(drop)
         .map_err(|error| Failure::io("waiting for other processes", &error))
+}
+
+/// A process that this one has started. Dropping this value ends it by force.
+pub(crate) struct ChildProcess(pub(crate) Child);
+
+impl Drop for ChildProcess {
+    fn drop(&mut self) {
+        // Killing fails only for a process that has ended.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }
 
 /// Ends this process when its parent ends.

@@ -30,8 +30,8 @@ pub(crate) struct Args {
     /// Invar's libibverbs.so.1, if it is not where this command looks for it
     #[arg(long, value_name = "FILE")]
     library: Option<PathBuf>,
-    /// The devices that the program sees, in this order: names of interfaces or devices, as in `eth1,eth0`;
-    /// otherwise INVAR_SOFT_DEVICES, or all devices
+    /// Devices that the program sees, in this order, by the name of an interface or device, as in `eth1,eth0`
+    /// [default: INVAR_SOFT_DEVICES, or else all]
     #[arg(long, value_name = "LIST")]
     devices: Option<String>,
     /// The program and its arguments

@@ -204,7 +204,10 @@ impl MemoryRegion {
         };
         if !self.0.device.is(device) {
             let (ours, theirs) = (&device.info().name, &self.0.device.info().name);
-            let text = format!("a region of {theirs} on a connection of {ours}, opened apart");
+            let text = format!(
+                "the region belongs to device {theirs} and the connection to device {ours}, which \
+                 were opened apart; use one open device for both"
+            );
             return Err(Kind::Usage(text).into());
         }
         let addr = match &self.0.bytes {

@@ -48,6 +48,7 @@ static PROCESS_WAIT: ProcessWait = ProcessWait::new();
 /// A program sets each variable by a method that names it. If a value is out of range, the first call
 /// that uses the settings fails.
 #[derive(Clone, Debug)]
+#[must_use]
 pub struct Settings {
     /// The values that are set, by variable.
     set: BTreeMap<&'static str, SetValue>,

@@ -33,9 +33,9 @@ impl StagingSize {
             return failed;
         }
         let text = format!(
-            "{failed}; as long as that is what a receive into staged GPU memory posts at a time \
-             (INVAR_STAGING_CHUNK_BYTES, and a trailer): what is longer must be staged at both \
-             ends"
+            "{failed}; the receive has the length of one chunk (INVAR_STAGING_CHUNK_BYTES and a \
+             trailer), so the peer probably stages this message: both ends must stage a message \
+             that is longer than a chunk"
         );
         failed.reworded(text)
     }

@@ -81,7 +81,10 @@ fn ptr_support(info: &DeviceInfo, gpus: &[GpuInfo], settings: &Settings) -> c_in
     let device = match Device::open_for(info, settings) {
         Ok(device) => device,
         Err(error) => {
-            log::warn!("{}: whether it reaches GPU memory is not known: {error}", info.name);
+            log::warn!(
+                "{}: cannot be opened, so GPU memory is not offered for it: {error}",
+                info.name
+            );
             return PTR_HOST;
         }
     };

@@ -99,15 +99,12 @@ impl Interest {
 
     /// Sleeps until an armed descriptor has news, at most `within`. Returns whether there is news.
     pub fn sleep(&mut self, within: Duration) -> bool {
-        let timeout = Timespec {
-            tv_sec: within.as_secs().try_into().unwrap_or(i64::MAX),
-            tv_nsec: within.subsec_nanos().into(),
-        };
+        let timeout = Timespec::try_from(within).ok();
         if self.epoll.is_none() {
             std::thread::sleep(within);
             return false;
         }
-        self.take(Some(&timeout))
+        self.take(timeout.as_ref())
     }
 
     /// Waits for news, and takes note of the descriptors that are not armed any more.

@@ -57,10 +57,7 @@ impl Poller {
     /// any.
     pub fn sleep(&self, within: Option<Duration>, mut news: impl FnMut(u64)) {
         let mut events = [MaybeUninit::<Event>::uninit(); BATCH];
-        let within = within.map(|within| Timespec {
-            tv_sec: within.as_secs().try_into().unwrap_or(i64::MAX),
-            tv_nsec: within.subsec_nanos().into(),
-        });
+        let within = within.and_then(|within| Timespec::try_from(within).ok());
         // A signal ends the sleep early.
         let Ok((events, _)) = epoll::wait(&self.epoll, &mut events, within.as_ref()) else {
             return;

@@ -16,7 +16,9 @@ use std::sync::{Mutex, Once, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags};
+
+use crate::unix;
 
 /// The most callers at once. A further caller takes the place of the oldest.
 const CALLERS_MAX: usize = 16;
@@ -216,14 +218,7 @@ fn wait(listener: &Listener, calls: &[Call]) -> io::Result<()> {
     let of_calls = calls.iter().map(|call| PollFd::from_borrowed_fd(call.as_fd(), interest(call)));
     fds.extend(of_calls);
     let left = calls.first().map(|call| CALL_MAX.saturating_sub(call.since.elapsed()));
-    let left = left.map(|left| Timespec {
-        tv_sec: left.as_secs() as i64,
-        tv_nsec: i64::from(left.subsec_nanos()) as _,
-    });
-    match poll(&mut fds, left.as_ref()) {
-        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
-        Err(errno) => Err(errno.into()),
-    }
+    unix::wait(&mut fds, left)
 }
 
 impl Listener {

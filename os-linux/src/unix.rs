@@ -162,10 +162,10 @@ impl AsFd for FdStream {
     }
 }
 
-/// Waits until one of `fds` is ready, at most `timeout`.
-pub(crate) fn wait(fds: &mut [PollFd<'_>], timeout: Duration) -> io::Result<()> {
-    let timeout = Timespec::try_from(timeout).map_err(|_| Errno::INVAL)?;
-    match poll(fds, Some(&timeout)) {
+/// Waits until one of `fds` is ready, at most `timeout` if there is one.
+pub(crate) fn wait(fds: &mut [PollFd<'_>], timeout: impl Into<Option<Duration>>) -> io::Result<()> {
+    let timeout = timeout.into().and_then(|timeout| Timespec::try_from(timeout).ok());
+    match poll(fds, timeout.as_ref()) {
         Ok(_) | Err(Errno::INTR) => Ok(()),
         Err(error) => Err(error.into()),
     }

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::unix::process::ExitStatusExt;
-use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
+use std::process::{Command, ExitCode, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 use std::{env, io, process, thread};
 
@@ -15,7 +15,7 @@ use super::{Args, SECRET, measure, options};
 use crate::failure::Failure;
 use crate::logger::tell;
 use crate::output::Outputs;
-use crate::parent::{await_children, die_with};
+use crate::parent::{ChildProcess, await_children, die_with};
 use crate::resolved;
 
 /// Time that a rank may go on after another has failed. The rank hears of the failure in that time.
@@ -51,7 +51,7 @@ pub(super) fn all(args: &Args, settings: &Settings, nranks: u32) -> Result<ExitC
         if rank > 0 {
             command.stdout(Stdio::null());
         }
-        ranks.0.push(command.spawn().map_err(failed)?);
+        ranks.0.push(ChildProcess(command.spawn().map_err(failed)?));
     }
     ranks.wait()
 }
@@ -123,7 +123,7 @@ fn measured(
 /// On the dump signal, prints how to send the signal to the ranks, which are processes of their own.
 fn ranks_are_children(signal: u8) -> io::Result<DumpOnSignal> {
     let text = format!(
-        "invar: each rank is a process that says how it stands: kill -{signal} $(pgrep -P {})\n",
+        "invar: each rank is a process of its own; to print the state of each: kill -{signal} $(pgrep -P {})\n",
         process::id()
     );
     DumpOnSignal::spawn(signal, move || text.clone(), io::stderr())
@@ -155,8 +155,8 @@ fn made_up() -> io::Result<String> {
     Ok(format!("{:032x}", u128::from_ne_bytes(bytes)))
 }
 
-/// The processes of the ranks. Dropping this value ends them, by force if need be.
-struct Ranks(Vec<Child>);
+/// The processes of the ranks.
+struct Ranks(Vec<ChildProcess>);
 
 impl Ranks {
     /// Waits for all processes, reports a rank that was killed, and returns the worst status.
@@ -166,7 +166,7 @@ impl Ranks {
         loop {
             for (child, ended) in self.0.iter_mut().zip(&mut ended) {
                 if ended.is_none() {
-                    let status = child.try_wait();
+                    let status = child.0.try_wait();
                     *ended = status.map_err(|error| Failure::io("waiting for a rank", &error))?;
                     if ended.is_some_and(|status| !status.success()) {
                         first_bad.get_or_insert_with(Instant::now);
@@ -188,15 +188,5 @@ impl Ranks {
         }
         let worst = ended.iter().flatten().filter_map(ExitStatus::code).max().unwrap_or(0);
         Ok(ExitCode::from(u8::try_from(worst).unwrap_or(u8::MAX)))
-    }
-}
-
-impl Drop for Ranks {
-    fn drop(&mut self) {
-        for child in &mut self.0 {
-            // It fails only for a process that has ended.
-            let _ = child.kill();
-            let _ = child.wait();
-        }
     }
 }

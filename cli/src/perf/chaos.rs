@@ -11,7 +11,7 @@ use std::fmt::{self, Write as _};
 use std::hash::{BuildHasher, RandomState};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::ops::Range;
-use std::process::{Child, ExitCode};
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
@@ -24,7 +24,7 @@ use super::Args;
 use super::latency::{Latency, Recorder};
 use crate::failure::{Failure, WRONG};
 use crate::output::{OutputFile, print};
-use crate::parent::await_children;
+use crate::parent::{ChildProcess, await_children};
 use ends::Slice;
 pub(super) use ends::{Load, Role, run as run_end};
 use hosts::{Hosts, LINKS};
@@ -193,14 +193,14 @@ fn random(range: Range<u64>) -> u64 {
 
 /// The process of an end. Dropping this value ends the process by force.
 struct End {
-    child: Child,
+    child: ChildProcess,
     stdout: Option<BufReader<std::process::ChildStdout>>,
 }
 
 impl End {
     fn start(hosts: &Hosts, host: usize, role: Role, time: Duration) -> Result<Self, Failure> {
-        let mut child = hosts.start(host, role, time)?;
-        let stdout = child.stdout.take().map(BufReader::new);
+        let mut child = ChildProcess(hosts.start(host, role, time)?);
+        let stdout = child.0.stdout.take().map(BufReader::new);
         Ok(End { child, stdout })
     }
 
@@ -218,7 +218,7 @@ impl End {
     }
 
     fn tell(&mut self, text: &str) -> Result<(), Failure> {
-        let stdin = self.child.stdin.take();
+        let stdin = self.child.0.stdin.take();
         let told =
             stdin.map_or(Ok(()), |mut stdin| stdin.write_all(format!("{text}\n").as_bytes()));
         told.map_err(|error| Failure::io("writing to an end", &error))
@@ -241,19 +241,11 @@ impl End {
 
     fn end(mut self, name: &str) -> Result<(), Failure> {
         let status =
-            self.child.wait().map_err(|error| Failure::io("waiting for an end", &error))?;
+            self.child.0.wait().map_err(|error| Failure::io("waiting for an end", &error))?;
         match status.success() {
             true => Ok(()),
             false => Err(Failure::new(format_args!("{name} failed: {status}"))),
         }
-    }
-}
-
-impl Drop for End {
-    fn drop(&mut self) {
-        // Killing fails only for a process that has ended.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 

@@ -176,7 +176,10 @@ impl Reply {
     pub(super) fn unexpected(self, control: &Control) -> Failure {
         match self {
             Reply::Failed { text, .. } => Failure::new(format_args!("the server: {text}")),
-            _ => Failure::new(format_args!("{} answers what was not asked", control.peer())),
+            _ => Failure::new(format_args!(
+                "{} has sent a reply that does not answer the request",
+                control.peer()
+            )),
         }
     }
 }

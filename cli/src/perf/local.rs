@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use std::{env, process, thread};
 
@@ -11,29 +11,21 @@ use invar::{Device, DeviceKind, Settings};
 use super::server::LISTENING;
 use super::{Args, is_hardware, may_reach, named};
 use crate::failure::Failure;
-use crate::parent::await_children;
+use crate::parent::{ChildProcess, await_children};
 
 /// Time in which a server ends after the goodbye.
 const END_WITHIN: Duration = Duration::from_secs(2);
 
-/// The server's process. Dropping this value ends it by force. It also ends when this process ends.
-pub(super) struct Server(Child);
+/// The server's process. It also ends when this process ends.
+pub(super) struct Server(ChildProcess);
 
 impl Server {
     /// Waits until the server ends by itself, after the goodbye.
     pub(super) fn end(mut self) {
         let start = Instant::now();
-        while start.elapsed() < END_WITHIN && matches!(self.0.try_wait(), Ok(None)) {
+        while start.elapsed() < END_WITHIN && matches!(self.0.0.try_wait(), Ok(None)) {
             thread::sleep(Duration::from_millis(1));
         }
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        // Killing fails only for a process that has ended.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
     }
 }
 
@@ -57,7 +49,7 @@ pub(super) fn start(args: &Args, settings: &Settings) -> Result<(Server, SocketA
     }
     let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().map_err(failed)?;
     let stdout = child.stdout.take();
-    let server = Server(child);
+    let server = Server(ChildProcess(child));
     let mut line = String::new();
     if let Some(stdout) = stdout {
         BufReader::new(stdout).read_line(&mut line).map_err(failed)?;

@@ -341,7 +341,9 @@ impl Callers {
                 return Err(io::Error::other(format!("{peer} is one of too many")));
             };
             stream.shutdown();
-            let text = format_args!("{oldest} has not said what it wants, and gives way to {peer}");
+            let text = format_args!(
+                "{oldest}, which has sent no request, is dropped to make room for {peer}"
+            );
             self.turned_away(1, text);
         }
         silent.push_back((peer, stream.try_clone()?));

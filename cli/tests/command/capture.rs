@@ -7,7 +7,7 @@ use invar_testkit::pcap::Reader;
 
 use crate::*;
 
-/// A capture of all the forms that a message has; gone with this.
+/// A capture with messages of every form. Dropping this value deletes the file.
 pub(super) struct Captured(PathBuf);
 
 impl Captured {

@@ -229,7 +229,7 @@ fn a_rank_that_is_killed_ends_the_others_who_name_it() {
 
 const DUMP: (&str, &str) = ("NCCL_PROXY_DUMP_SIGNAL", "10");
 
-/// Signals a process as soon as it can bear it. What it says first.
+/// Signals a process once its dump thread runs. Returns the first line of the answer.
 fn ask(run: &mut Run) -> String {
     watch("the dumping thread", || has_thread(run, "invar-dump"));
     kill_process(Pid::from_child(&run.0), Signal::USR1).unwrap();
@@ -273,11 +273,13 @@ fn ranks_say_how_they_stand_on_a_signal_and_go_on() {
 }
 
 #[test]
-fn who_started_the_ranks_bears_the_signal_too() {
+fn the_process_that_started_the_ranks_survives_the_signal_too() {
     let mut command = invar(&["coll", "all_reduce", "-e", "64", "-n", "2000"]);
     let mut run = Run::start(command.env(DUMP.0, DUMP.1));
     let said = ask(&mut run);
-    assert!(said.starts_with("invar: each rank is a process that says how it stands: kill -10"));
+    assert!(said.starts_with(
+        "invar: each rank is a process of its own; to print the state of each: kill -10"
+    ));
     ask_to_the_end(run).ok();
 }
 

@@ -6,7 +6,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::*;
 
-/// Within this whoever is left says so.
+/// The process that is left reports the loss within this time.
 const SOON: Duration = Duration::from_secs(20);
 /// A measurement that would not end by itself, nor is anything else once it is connected.
 const ENDLESS: [&str; 7] = ["--no-check", "-b", "64K", "-e", "64K", "-n", "100000000"];

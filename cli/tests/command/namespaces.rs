@@ -137,7 +137,7 @@ fn ranks_go_over_the_interface_that_is_named_and_else_where_the_rendezvous_is() 
     for transport in ["soft", "socket"] {
         let outcome = ranks(transport, "", "AF_INET6");
         assert!(outcome.status > Some(1), "{}", outcome.stderr);
-        let text = "to go the way of 127.0.0.1, which leads to the rendezvous: no network interface \
+        let text = "no allowed interface reaches the rendezvous at 127.0.0.1: no network interface \
                     is up and has an address that NCCL_SOCKET_IFNAME and NCCL_SOCKET_FAMILY allow; \
                     there is: lo (127.0.0.1)";
         assert!(outcome.stderr.contains(text), "{}", outcome.stderr);
@@ -192,9 +192,9 @@ fn a_host_that_is_cut_off_is_noticed() {
     assert!(outcome.line().contains("the peer is gone, its QP is in error"), "{}", outcome.stderr);
 }
 
-/// A host that is gone says nothing, not even that. The server waits for messages, and repeats its
-/// packets for ever: only TCP finds out (`invar_linux::tcp::SILENCE_MAX`). The kernel's reason depends on
-/// how soon the neighbour's entry ends.
+/// A vanished host sends nothing. The server waits for messages, and repeats its packets for ever, so only the TCP
+/// connection notices the loss (`invar_linux::tcp::SILENCE_MAX`). The kernel's reason depends on how soon the
+/// neighbour's entry ends.
 #[test]
 fn an_idle_end_notices_that_the_other_host_has_vanished() {
     let Some(hosts) = Hosts::or_skip(1500) else { return };

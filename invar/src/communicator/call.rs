@@ -161,7 +161,7 @@ fn expect(shape: &Shape, what: &str, len: usize, want: usize) -> Result<(), Erro
     }
     let Shape { operation, rank, nranks, .. } = shape;
     let text =
-        format!("{operation:?}: {what} of {len} elements where rank {rank} of {nranks} has {want}");
+        format!("{operation:?}: {what} of {len} elements; rank {rank} of {nranks} needs {want}");
     Err(Kind::Usage(text).into())
 }
 
@@ -180,7 +180,7 @@ mod tests {
             all_gather.apart((&[0_u8; 3][..]).into(), (&mut output[..]).into())
         };
         let error = apart(vec![0; 11]).unwrap_err();
-        let text = "AllGather: output of 11 elements where rank 2 of 4 has 12";
+        let text = "AllGather: output of 11 elements; rank 2 of 4 needs 12";
         assert_eq!(error.to_string(), text);
         assert!(apart(vec![0; 12]).is_ok());
         assert!(all_gather.in_place((&mut [0_u8; 9][..]).into()).is_err());

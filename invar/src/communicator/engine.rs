@@ -30,7 +30,7 @@ pub(super) struct Engine {
     /// not sent yet.
     pub(super) copied: Vec<u8>,
     pub(super) backoff: Backoff,
-    /// What this rank is at, for the other ranks.
+    /// Shows the other ranks this rank's operation and its wait.
     pub(super) board: Arc<Board>,
     /// A rank that leaves waits this long until its peers have its data: the time in which a connection
     /// recovers.
@@ -396,7 +396,8 @@ impl Grace {
             Grace::Since(at) if at.elapsed() < LEFT_GRACE => return Ok(()),
             Grace::Since(_) => Grace::Over,
             Grace::Over => {
-                let text = "it has left the communicator, and is waited for".to_owned();
+                let text =
+                    "it has left the communicator while others still wait for its data".to_owned();
                 return Err(Kind::Rank { rank: peer, text }.into());
             }
         };

@@ -170,7 +170,7 @@ impl<T: Element> Pending<T> {
     fn take(&mut self, result: Result<(), Error>) -> Result<Vec<T>, Error> {
         let buffers = self.buffers.take().expect("the result comes out once");
         result?;
-        let buffers = Arc::into_inner(buffers).expect("who does it has let go of it");
+        let buffers = Arc::into_inner(buffers).expect("the queue has dropped its reference");
         Ok(if buffers.output.is_empty() { buffers.input } else { buffers.output })
     }
 }

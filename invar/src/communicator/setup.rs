@@ -226,7 +226,7 @@ fn devices(settings: &Settings, towards: IpAddr) -> Result<Vec<Device>, Error> {
         interfaces.retain(|interface| interface.holds(towards));
     }
     let found = settings.allowed_interfaces(&interfaces).map_err(|error| {
-        Kind::Setting(format!("to go the way of {towards}, which leads to the rendezvous: {error}"))
+        Kind::Setting(format!("no allowed interface reaches the rendezvous at {towards}: {error}"))
     })?;
     let Found { interface, addr } =
         *found.iter().find(|found| found.interface.holds(towards)).unwrap_or(&found[0]);

@@ -149,7 +149,7 @@ impl<T: KeptEnd> Visited for Biased<T> {
             let looked = catch_unwind(AssertUnwindSafe(|| KeptEnd::look(&mut **end)));
             let Ok(attention) = looked else {
                 // The other ends still need the thread.
-                log::error!("a defect: looking after a connection panicked, and is given up");
+                log::error!("a defect: the check of a connection panicked, and the connection is checked no more");
                 end.end_visits();
                 return Looked::default();
             };

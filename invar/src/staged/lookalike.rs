@@ -49,9 +49,9 @@ impl Lookalikes {
         });
         let (member, Trailer { of }) = taken.last()?;
         Some(format!(
-            "what came into buffer {member} of a receive is a piece of the peer's staged send of {of} \
-             bytes, which took it for one into staged GPU memory: those have room for \
-             INVAR_STAGING_CHUNK_BYTES and {TRAILER_BYTES}, and others must have another length"
+            "buffer {member} of a receive got a chunk of the peer's staged send of {of} bytes: the \
+             buffer is as long as a chunk (INVAR_STAGING_CHUNK_BYTES and {TRAILER_BYTES}), so the \
+             peer took the receive for a staged one; use another length"
         ))
     }
 }

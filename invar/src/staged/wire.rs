@@ -187,9 +187,9 @@ pub(crate) enum Broken {
     Copy(MemoryError),
     #[error(
         "a staged send of {of} bytes in chunks of {chunk_bytes} meets a receive of {room} bytes \
-         (tag {tag:#x}): that is too short, or the peer does not stage it, or its \
-         INVAR_STAGING_CHUNK_BYTES is another; what is longer than a chunk must be staged at both \
-         ends"
+         (tag {tag:#x}): the receive is too short, the peer does not stage it, or the peer has \
+         another INVAR_STAGING_CHUNK_BYTES; both ends must stage a message that is longer than a \
+         chunk"
     )]
     Uncut { of: u64, chunk_bytes: u32, room: u32, tag: u32 },
 }

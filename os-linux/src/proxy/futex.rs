@@ -11,13 +11,10 @@ use rustix::thread::futex::{self, Flags, Timespec};
 /// Sleeps while the list is empty and open, at most for `timeout`. A wake-up ends the sleep, and the
 /// function may also return early without a reason.
 pub(super) fn wait_while_empty(head: &Head, timeout: Duration) {
-    let timeout = Timespec {
-        tv_sec: timeout.as_secs().try_into().unwrap_or(i64::MAX),
-        tv_nsec: timeout.subsec_nanos().into(),
-    };
+    let timeout = Timespec::try_from(timeout).ok();
     // Every error means that the caller checks again. `Flags::PRIVATE` is not set, because the other
     // side is another process.
-    let _ = futex::wait(head.word(), Flags::empty(), 0, Some(&timeout));
+    let _ = futex::wait(head.word(), Flags::empty(), 0, timeout.as_ref());
 }
 
 /// Wakes all threads that sleep on the list.

@@ -234,7 +234,8 @@ impl Bootstrap {
         // The watching thread adds a rank's blobs before it notes that the rank has left, and adding needs
         // the lock that is held here. So no blob of that rank is missing.
         if self.has_left(from) {
-            let text = "it has left the communicator, and is waited for".to_owned();
+            let text =
+                "it has left the communicator while others still wait for its data".to_owned();
             return Err(Failure { rank: Some(from), reporter: Some(from), text });
         }
         Ok(None)

@@ -132,7 +132,7 @@ fn a_blob_is_looked_for_without_waiting_and_not_once_its_rank_has_left() {
         assert_eq!(bootstrap.try_recv(1, 7).unwrap(), None, "of itself");
         until("a message", || bootstrap.try_recv(0, 7).unwrap());
         let error = until("an error", || bootstrap.try_recv(0, 7).transpose()).unwrap_err();
-        let text = "rank 0: it has left the communicator, and is waited for";
+        let text = "rank 0: it has left the communicator while others still wait for its data";
         assert_eq!(error.to_string(), text);
     });
 }

@@ -104,12 +104,9 @@ impl Bell {
     /// For the process of this bell: sleeps until somebody has rung since [`Bell::arm`], at most for
     /// `within`. The call may also return early without a reason. The bell is not armed afterwards.
     pub fn sleep(&self, within: Duration) {
-        let within = Timespec {
-            tv_sec: within.as_secs().try_into().unwrap_or(i64::MAX),
-            tv_nsec: within.subsec_nanos().into(),
-        };
+        let within = Timespec::try_from(within).ok();
         // Every error means that the caller looks again.
-        let _ = futex::wait(self.word(), Flags::empty(), ARMED, Some(&within));
+        let _ = futex::wait(self.word(), Flags::empty(), ARMED, within.as_ref());
         self.disarm();
     }
 }

@@ -381,8 +381,7 @@ fn what_is_staged_at_one_end_only_is_an_error_that_says_so(mut rig: Rig) {
     let error = mismatch(&mut rig, &host, &gpu);
     let text = "a send of 8192 bytes meets a receive of 4113 bytes (tag 0x1)";
     assert!(error.to_string().contains(text), "{error}");
-    let text =
-        "(INVAR_STAGING_CHUNK_BYTES, and a trailer): what is longer must be staged at both ends";
+    let text = "so the peer probably stages this message: both ends must stage a message that is longer than a chunk";
     assert!(error.to_string().ends_with(text), "{error}");
     // Here the message fits into a chunk.
     let mut rig = Rig::on(rig.device.clone());
