@@ -92,8 +92,8 @@ impl Ruleset {
         Ok(Ruleset(chains))
     }
 
-    /// Finds a chain at a hook that drops all these packets for sure. A rule that depends on an address, a
-    /// mark or anything else that these packets may have or not never counts.
+    /// Finds a chain at a hook that drops all these packets for sure. A rule counts only if it matches
+    /// every such packet, whatever the packet's address or mark.
     pub(crate) fn dropping(&self, hook: &str, packets: &Packets) -> Option<Dropping> {
         let family = if packets.is_ipv6 { "ip6" } else { "ip" };
         let walk = Walk { rules: self, packets, left: Cell::new(RULES_MAX) };
