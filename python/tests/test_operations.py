@@ -360,7 +360,7 @@ class Refused(unittest.TestCase):
             (ValueError, "root 7", lambda c: c.broadcast(eight, root=7)),
             (ValueError, "sends to itself 1 times", lambda c: c.send(eight, c.rank)),
             (ValueError, "timeout", lambda c: c.start_barrier().wait(-1)),
-            (invar.Error, "output of 9 elements where rank . of 2 has 16",
+            (invar.Error, "output of 9 elements; rank . of 2 needs 16",
              lambda c: c.all_gather(eight, np.zeros(9))),
         ]
 
