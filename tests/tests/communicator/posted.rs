@@ -188,7 +188,7 @@ fn raw_memory_of_a_wrong_length_is_refused() {
         assert_eq!(gathered(bytes_mut(&mut data[..4])).unwrap().count, 2);
         let error = gathered(bytes_mut(&mut data)).unwrap_err();
         let want =
-            format!("AllGather: data of 5 elements where rank {} of 2 has 4", communicator.rank());
+            format!("AllGather: data of 5 elements; rank {} of 2 needs 4", communicator.rank());
         assert_eq!((error.kind(), error.to_string()), (ErrorKind::Usage, want));
         let odd = ptr::slice_from_raw_parts_mut(data.as_mut_ptr().cast(), 7);
         let error = gathered(odd).unwrap_err().to_string();
