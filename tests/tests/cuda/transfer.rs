@@ -374,7 +374,7 @@ fn what_is_staged_at_one_end_only_is_an_error_that_says_so(mut rig: Rig) {
     let error = mismatch(&mut rig, &gpu, &host);
     assert_eq!(error.kind(), ErrorKind::Usage);
     let text = "a staged send of 8192 bytes in chunks of 4096 meets a receive of 8192 bytes \
-                (tag 0x1): that is too short, or the peer does not stage it, ";
+                (tag 0x1): the receive is too short, the peer does not stage it, ";
     assert!(error.to_string().contains(text), "{error}");
     let mut rig = Rig::on(rig.device.clone());
     let (gpu, host) = (rig.gpu_region(0, 2 * CHUNK), rig.host_region(2 * CHUNK));
