@@ -130,8 +130,7 @@ fn every_command_within_a_line_has_only_flags_that_there_are() {
 
 #[test]
 fn every_block_that_is_marked_to_run_runs() {
-    let folder = std::env::temp_dir().join(format!("invar-pages-{}", std::process::id()));
-    fs::create_dir_all(&folder).expect("a folder");
+    let folder = tempfile::tempdir().expect("a folder");
     let command = Path::new(env!("CARGO_BIN_EXE_invar"));
     let path = std::env::var("PATH").expect("a PATH");
     let path = format!("{}:{path}", command.parent().expect("a folder").display());
@@ -152,7 +151,6 @@ fn every_block_that_is_marked_to_run_runs() {
             }
         }
     }
-    fs::remove_dir_all(&folder).expect("the folder");
     assert!(failed.is_empty(), "{}", failed.concat());
     assert!(runs >= 4, "{runs} blocks are marked");
 }

@@ -104,20 +104,18 @@ pub(crate) fn compare_interfaces() -> Result<Interfaces> {
 
 #[cfg(test)]
 mod tests {
-    use std::env;
-
     use super::*;
 
     #[test]
     fn only_crates_of_this_workspace_in_registries_of_this_host_are_forgotten() {
-        let all = env::temp_dir().join(format!("invar-unpacked-{}", std::process::id()));
+        let all = tempfile::tempdir().unwrap();
         let unpacked = |name: &str| format!("{name}-{}", env!("CARGO_PKG_VERSION"));
-        let paths =
-            ["-12/invar", "-12/log", "public.org-34/invar"].map(|path| all.join(unpacked(path)));
+        let paths = ["-12/invar", "-12/log", "public.org-34/invar"]
+            .map(|path| all.path().join(unpacked(path)));
         paths.iter().for_each(|path| fs::create_dir_all(path).unwrap());
-        forget_unpacked(&all, &["invar".to_owned()]).unwrap();
+        forget_unpacked(all.path(), &["invar".to_owned()]).unwrap();
         assert_eq!(paths.map(|path| path.exists()), [false, true, true]);
-        fs::remove_dir_all(&all).unwrap();
-        forget_unpacked(&all, &["invar".to_owned()]).unwrap();
+        fs::remove_dir_all(all.path()).unwrap();
+        forget_unpacked(all.path(), &["invar".to_owned()]).unwrap();
     }
 }

@@ -1,9 +1,9 @@
 //! The content of packages, with small programs in place of the command and the plugin.
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::io::{Cursor, Read};
 use std::process::Command;
-use std::{env, fs, process};
 
 use flate2::read::GzDecoder;
 
@@ -27,13 +27,11 @@ struct Entry {
 type Entries = BTreeMap<String, Entry>;
 
 fn product() -> Product {
-    let directory = env::temp_dir().join(format!("invar-dist-{}-{}", process::id(), unique()));
-    fs::create_dir_all(&directory).unwrap();
-    let (code, program) = (directory.join("program.c"), directory.join("program"));
+    let folder = tempfile::tempdir().unwrap();
+    let (code, program) = (folder.path().join("program.c"), folder.path().join("program"));
     fs::write(&code, "int main(void) { return 0; }").unwrap();
     assert!(Command::new("cc").arg("-o").arg(&program).arg(&code).status().unwrap().success());
     let binary = fs::read(&program).unwrap();
-    fs::remove_dir_all(&directory).unwrap();
     let mut needs = Needs::default();
     needs.add(&binary).unwrap();
     needs.check_libraries().unwrap();
@@ -52,13 +50,6 @@ fn product() -> Product {
             .to_vec(),
         definition: invar_cli::definition(),
     }
-}
-
-/// A number for each test of this process.
-fn unique() -> u32 {
-    use std::sync::atomic::{AtomicU32, Ordering};
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
 fn untarred(bytes: &[u8]) -> Entries {

@@ -8,6 +8,7 @@ use std::{env, fs};
 use invar_testkit::fake_cuda::FakeCuda;
 use invar_testkit::pattern::pattern;
 use invar_testkit::shell;
+use tempfile::TempDir;
 
 /// Both need no hardware: the software NIC, and TCP.
 const TRANSPORTS: [&str; 2] = ["soft", "socket"];
@@ -36,21 +37,20 @@ fn output(command: &mut Command) -> String {
     stdout
 }
 
-/// A file, and the place of its copy; the folder ends with the value.
+/// A file, and the place of its copy.
 struct Files {
-    folder: PathBuf,
+    _folder: TempDir,
     file: PathBuf,
     copy: PathBuf,
 }
 
 impl Files {
-    fn new(name: &str, len: usize) -> Self {
-        let folder = env::temp_dir().join(format!("invar-examples-{name}-{}", std::process::id()));
-        fs::create_dir_all(&folder).expect("a folder");
-        let (file, copy) = (folder.join("file"), folder.join("copy"));
+    fn new(len: usize) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (file, copy) = (folder.path().join("file"), folder.path().join("copy"));
         let content = pattern(0, len);
         fs::write(&file, content).expect("a file");
-        Files { folder, file, copy }
+        Files { _folder: folder, file, copy }
     }
 
     fn are_equal(&self) -> bool {
@@ -58,17 +58,11 @@ impl Files {
     }
 }
 
-impl Drop for Files {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.folder);
-    }
-}
-
 #[test]
 fn send_file_copies_a_file_between_two_threads() {
     for transport in TRANSPORTS {
         for len in [0, 1, 3 << 20, (1 << 20) + 17] {
-            let files = Files::new(&format!("threads-{transport}"), len);
+            let files = Files::new(len);
             let mut command = example("send_file", transport);
             let text = output(command.args([&files.file, &files.copy]));
             assert!(text.contains(&format!("received {len} bytes, checksum ")), "{text}");
@@ -80,7 +74,7 @@ fn send_file_copies_a_file_between_two_threads() {
 #[test]
 fn send_file_copies_a_file_between_two_processes() {
     for transport in TRANSPORTS {
-        let files = Files::new(&format!("processes-{transport}"), 2_500_000);
+        let files = Files::new(2_500_000);
         let mut receiver = example("send_file", transport);
         receiver.arg("--receive").arg(&files.copy).stdout(Stdio::piped());
         let mut receiver = receiver.spawn().expect("a receiver");
@@ -115,7 +109,7 @@ fn tokio_connections_serves_a_thousand_tasks() {
 #[test]
 fn file_server_gives_each_client_its_file() {
     for transport in TRANSPORTS {
-        let all = [1, 2_500_000].map(|len| Files::new(&format!("server-{transport}-{len}"), len));
+        let all = [1, 2_500_000].map(Files::new);
         let mut command = example("file_server", transport);
         let text = output(command.args(all.iter().map(|files| &files.file)));
         for (files, len) in all.iter().zip([1, 2_500_000]) {

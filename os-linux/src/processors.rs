@@ -58,8 +58,8 @@ mod tests {
 
     #[test]
     fn near_a_device_are_those_that_the_kernel_lists_and_this_thread_may_use() {
-        let device = std::env::temp_dir().join(format!("invar-near-{}", std::process::id()));
-        fs::create_dir_all(&device).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let device = folder.path().to_owned();
         let near_to = |list: &str| {
             fs::write(device.join("local_cpulist"), list).unwrap();
             near([&device])

@@ -1,8 +1,35 @@
 //! Runs a test in a process of its own: this program is started again for that test alone.
 
-use std::process::{Command, Output};
+use std::ops::{Deref, DerefMut};
+use std::process::{Child, Command, Output};
 
 use crate::shell;
+
+/// A process that dropping this value kills.
+#[derive(Debug)]
+pub struct Killed(pub Child);
+
+impl Deref for Killed {
+    type Target = Child;
+
+    fn deref(&self) -> &Child {
+        &self.0
+    }
+}
+
+impl DerefMut for Killed {
+    fn deref_mut(&mut self) -> &mut Child {
+        &mut self.0
+    }
+}
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        // Both fail only for a process that has ended.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
 
 /// This variable is set in the process that runs the test itself.
 const CHILD: &str = "INVAR_TEST_CHILD";

@@ -6,8 +6,10 @@
 
 use std::fs;
 use std::os::unix::fs::symlink;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
+
+use tempfile::TempDir;
 
 use crate::child;
 
@@ -57,9 +59,9 @@ impl FakeCuda {
 
     /// Lets a program find the stand-in, as long as the caller keeps the returned value.
     #[must_use = "the library is removed with it"]
-    pub fn give_to(&self, command: &mut Command) -> Installed {
-        let installed = Installed::new();
-        let directory = &installed.0;
+    pub fn give_to(&self, command: &mut Command) -> TempDir {
+        let installed = tempfile::tempdir().expect("a directory");
+        let directory = installed.path();
         self.install(directory);
         command
             .env("LD_LIBRARY_PATH", directory)
@@ -123,25 +125,4 @@ fn rename(library: &mut [u8], function: &[u8]) {
         }
     }
     assert!(found, "the library has a {}", String::from_utf8_lossy(function));
-}
-
-/// A directory with the libraries. Dropping this value removes it.
-pub struct Installed(PathBuf);
-
-impl Installed {
-    fn new() -> Self {
-        use std::sync::atomic::{AtomicU32, Ordering};
-        static NUMBER: AtomicU32 = AtomicU32::new(0);
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let name = format!("invar-fake-cuda-{}-{number}", std::process::id());
-        let path = std::env::temp_dir().join(name);
-        fs::create_dir(&path).expect("a directory for temporary files");
-        Installed(path)
-    }
-}
-
-impl Drop for Installed {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
 }

@@ -2,12 +2,13 @@
 
 use std::fs;
 use std::os::unix::fs::symlink;
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::path::Path;
+
+use tempfile::TempDir;
 
 /// A tree with the layout of `/sys`. Dropping this value removes the tree.
 #[derive(Debug)]
-pub struct Tree(PathBuf);
+pub struct Tree(TempDir);
 
 impl Tree {
     /// The PCI address of [`Tree::new`]'s GPU.
@@ -25,12 +26,7 @@ impl Tree {
 
     /// A tree without any device.
     pub fn empty() -> Self {
-        static TREES: AtomicU32 = AtomicU32::new(0);
-        let number = TREES.fetch_add(1, Ordering::Relaxed);
-        let name = format!("invar-sysfs-{}-{number}", std::process::id());
-        let root = std::env::temp_dir().join(name);
-        fs::create_dir(&root).expect("a directory for temporary files");
-        Tree(root)
+        Tree(tempfile::tempdir().expect("a directory"))
     }
 
     /// Adds a GPU. Its directory `path` below the root ends with its PCI address.
@@ -46,33 +42,27 @@ impl Tree {
 
     /// Adds a file with one line.
     pub fn file(&self, path: &str, line: &str) {
-        let path = self.0.join(path);
+        let path = self.root().join(path);
         fs::create_dir_all(path.parent().expect("below the root")).expect("a directory");
         fs::write(path, format!("{line}\n")).expect("a file");
     }
 
     /// Adds a link to another path of the tree.
     pub fn link(&self, path: &str, target: &str) {
-        let path = self.0.join(path);
+        let path = self.root().join(path);
         fs::create_dir_all(path.parent().expect("below the root")).expect("a directory");
-        symlink(self.0.join(target), path).expect("a link");
+        symlink(self.root().join(target), path).expect("a link");
     }
 
     /// The root of the tree.
     pub fn root(&self) -> &Path {
-        &self.0
+        self.0.path()
     }
 
     fn device(&self, path: &str, numa_node: u32, link: &str) {
         self.file(&format!("{path}/numa_node"), &numa_node.to_string());
-        let link = self.0.join(link);
+        let link = self.root().join(link);
         fs::create_dir_all(link.parent().expect("below the root")).expect("a directory");
-        symlink(self.0.join(path), link).expect("a link");
-    }
-}
-
-impl Drop for Tree {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
+        symlink(self.root().join(path), link).expect("a link");
     }
 }

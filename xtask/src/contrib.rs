@@ -5,11 +5,12 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use invar_testkit::child::Killed;
 use serde_json::Value;
 
 use crate::outcome::Outcome;
@@ -48,22 +49,10 @@ pub(crate) fn step(shell: &Shell) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// A program that ends with this value.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-impl Running {
-    fn start(mut command: Command) -> Result<Running> {
-        let name = command.get_program().to_string_lossy().into_owned();
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        Ok(Running(command.spawn().with_context(|| format!("cannot start {name}"))?))
-    }
+fn start(mut command: Command) -> Result<Killed> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    Ok(Killed(command.spawn().with_context(|| format!("cannot start {name}"))?))
 }
 
 /// Lets Prometheus scrape a run of `invar perf` on loopback, and evaluate the rules.
@@ -77,7 +66,7 @@ fn scrape_a_run(shell: &Shell) -> Result<()> {
     let mut perf = shell.program(&target.join("debug/invar"));
     perf.args(["perf", "-b", "64K", "-e", "64K", "-n", "100000000"]);
     perf.env("INVAR_TRANSPORT", "soft").env("INVAR_METRICS", metrics.to_string());
-    let _perf = Running::start(perf)?;
+    let _perf = start(perf)?;
     let rules = shell.root().join(RULES);
     let config = folder.join("prometheus.yml");
     fs::write(
@@ -93,7 +82,7 @@ fn scrape_a_run(shell: &Shell) -> Result<()> {
     command.arg(format!("--config.file={}", config.display()));
     command.arg(format!("--storage.tsdb.path={}", folder.join("data").display()));
     command.arg(format!("--web.listen-address={prometheus}"));
-    let _prometheus = Running::start(command)?;
+    let _prometheus = start(command)?;
     let has_sent = |answer: &Value| !answer["data"]["result"].as_array().is_none_or(Vec::is_empty);
     wait(prometheus, "/api/v1/query?query=invar_sent_bytes_total%3E0", has_sent)?;
     let all_ok = |answer: &Value| {

@@ -88,18 +88,15 @@ fn is_alone(library: &Path) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::{env, process};
 
     #[test]
     fn a_directory_that_has_the_command_too_is_refused() {
-        let directory = env::temp_dir().join(format!("xtask-plugin-{}", process::id()));
-        fs::create_dir_all(&directory).unwrap();
-        let library = directory.join(NAME);
+        let directory = tempfile::tempdir().unwrap();
+        let library = directory.path().join(NAME);
         fs::write(&library, "").unwrap();
         assert!(is_alone(&library).is_ok());
-        fs::write(directory.join("invar"), "").unwrap();
+        fs::write(directory.path().join("invar"), "").unwrap();
         let error = is_alone(&library).unwrap_err().to_string();
-        fs::remove_dir_all(&directory).unwrap();
         assert!(error.ends_with("/invar: NCCL may take it for the plugin"), "{error}");
     }
 }

@@ -1,19 +1,18 @@
 //! `invar perf --pcap`.
 
-use std::path::PathBuf;
-
 use invar_core::roce::{IpDatagram, Packet};
 use invar_testkit::pcap::Reader;
+use tempfile::TempPath;
 
 use crate::*;
 
-/// A capture with messages of every form. Dropping this value deletes the file.
-pub(super) struct Captured(PathBuf);
+/// A capture with messages of every form.
+pub(super) struct Captured(TempPath);
 
 impl Captured {
-    pub(super) fn new(name: &str, flags: &[&str]) -> Captured {
-        let file = format!("invar-{name}-{}.pcap", std::process::id());
-        let file = Captured(std::env::temp_dir().join(file));
+    pub(super) fn new(flags: &[&str]) -> Captured {
+        let file =
+            Captured(tempfile::Builder::new().suffix(".pcap").tempfile().unwrap().into_temp_path());
         let sizes = ["perf", "-b", "0", "-e", "16K", "-f", "16384", "-n", "3", "--pcap"];
         run(&[&sizes[..], &[file.0.to_str().unwrap()], flags].concat()).ok();
         file
@@ -21,12 +20,6 @@ impl Captured {
 
     pub(super) fn bytes(&self) -> Vec<u8> {
         std::fs::read(&self.0).unwrap()
-    }
-}
-
-impl Drop for Captured {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0);
     }
 }
 
@@ -44,7 +37,7 @@ fn bth(datagram: &IpDatagram<'_>) -> (u8, u32, u32) {
 
 #[test]
 fn packets_of_both_ways_are_captured_with_their_right_icrc() {
-    let file = Captured::new("icrc", &[]);
+    let file = Captured::new(&[]);
     let bytes = file.bytes();
     let datagrams = datagrams(&bytes);
     assert!(datagrams.iter().all(|datagram| datagram.verify_icrc(true)));
@@ -64,7 +57,7 @@ fn tshark_reads_a_capture_as_we_do_and_finds_nothing_malformed() {
         eprintln!("skipped: tshark is not installed");
         return;
     }
-    let file = Captured::new("tshark", &[]);
+    let file = Captured::new(&[]);
     let bytes = file.bytes();
     let datagrams = datagrams(&bytes);
     let mut tshark = Command::new("tshark");

@@ -232,12 +232,11 @@ fn without_gpus_it_is_said_why_and_the_devices_are_listed() {
 
 #[test]
 fn without_libibverbs_one_line_says_so_where_devices_are_asked_for_and_perf_runs() {
-    let tmp = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    let directory = tmp.join(format!("no-libibverbs-{}", std::process::id()));
-    fs::create_dir_all(&directory).unwrap();
+    let directory = tempfile::tempdir().unwrap();
     // The loader takes it for the library, whatever this host has, and cannot load it.
-    fs::write(directory.join("libibverbs.so.1"), "").unwrap();
-    let run = |args: &[&str]| Run::start(invar(args).env("LD_LIBRARY_PATH", &directory)).wait();
+    fs::write(directory.path().join("libibverbs.so.1"), "").unwrap();
+    let run =
+        |args: &[&str]| Run::start(invar(args).env("LD_LIBRARY_PATH", directory.path())).wait();
     let outcome = run(&["devices", "--json"]);
     let is_about_it = |line: &&str| line.contains("libibverbs");
     let lines: Vec<&str> = outcome.ok().stderr.lines().filter(is_about_it).collect();
@@ -249,5 +248,4 @@ fn without_libibverbs_one_line_says_so_where_devices_are_asked_for_and_perf_runs
     let outcome = run(&["perf", "-e", "8", "-n", "2", "--json", "-"]);
     assert_eq!(json(&outcome.ok().stdout)["transport"], "soft");
     assert!(!outcome.stderr.contains("libibverbs"), "{}", outcome.stderr);
-    fs::remove_dir_all(directory).unwrap();
 }

@@ -2,26 +2,30 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::{env, process};
+
+use tempfile::TempDir;
 
 use crate::*;
 
 const PLUGIN: &str = "libnccl-net-invar.so";
 const NCCL: &str = "libnccl.so.2";
 
-/// A directory that this test removes.
-struct Folder(PathBuf);
+/// A directory with stand-ins for libraries.
+struct Folder(TempDir);
 
 impl Folder {
-    fn new(name: &str) -> Folder {
-        let path = env::temp_dir().join(format!("invar-env-{name}-{}", process::id()));
-        fs::create_dir_all(&path).expect("a directory");
-        Folder(path.canonicalize().expect("a directory"))
+    fn new() -> Folder {
+        // The name must be quoted for a shell.
+        Folder(TempDir::with_prefix("it's a folder").expect("a directory"))
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
     }
 
     /// Compiles a shared library.
     fn library(&self, name: &str, source: &str) -> PathBuf {
-        let (code, library) = (self.0.join(format!("{name}.c")), self.0.join(name));
+        let (code, library) = (self.path().join(format!("{name}.c")), self.path().join(name));
         fs::write(&code, source).expect("a file");
         let mut compiler = Command::new("cc");
         compiler.args(["-shared", "-fPIC", "-o"]).arg(&library).arg(&code);
@@ -36,12 +40,6 @@ impl Folder {
     fn nccl(&self, version: u32) -> PathBuf {
         let source = format!("int ncclGetVersion(int *v) {{ *v = {version}; return 0; }}");
         self.library(NCCL, &source)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
     }
 }
 
@@ -63,38 +61,38 @@ fn variables(plugin: &Path, nccl: &Path, loader_path: &Path) -> serde_json::Valu
 
 #[test]
 fn an_old_nccl_gets_the_directory_and_a_later_one_the_path() {
-    let folder = Folder::new("versions");
+    let folder = Folder::new();
     let (plugin, nccl) = (folder.plugin(), folder.nccl(21403));
     let shown = variables(&plugin, &nccl, Path::new("/none"));
     assert_eq!([&shown["nccl"]["version"], &shown["environment"]["NCCL_NET"]], ["2.14.3", "Invar"]);
     assert_eq!(shown["plugin"]["interfaces"], serde_json::json!([6, 9]));
     assert_eq!(shown["environment"]["NCCL_NET_PLUGIN"], "invar");
-    let expected = format!("{}:/none", folder.0.display());
+    let expected = format!("{}:/none", folder.path().display());
     assert_eq!(shown["environment"]["LD_LIBRARY_PATH"], expected);
 
     folder.nccl(22807);
-    let shown = variables(&plugin, &folder.0, Path::new("/none"));
+    let shown = variables(&plugin, folder.path(), Path::new("/none"));
     assert_eq!(shown["environment"]["NCCL_NET_PLUGIN"], plugin.display().to_string());
     assert!(shown["environment"].get("LD_LIBRARY_PATH").is_none());
 }
 
 #[test]
 fn a_plugin_that_the_loader_finds_needs_only_its_name() {
-    let folder = Folder::new("found");
+    let folder = Folder::new();
     let (plugin, nccl) = (folder.plugin(), folder.nccl(21403));
-    let shown = variables(&plugin, &nccl, &folder.0);
+    let shown = variables(&plugin, &nccl, folder.path());
     assert_eq!(shown["plugin"]["loader_finds_it"], true);
     assert!(shown["environment"].get("LD_LIBRARY_PATH").is_none());
     // Another plugin of that name is not this one.
-    let other = Folder::new("other");
+    let other = Folder::new();
     other.plugin();
-    let shown = variables(&plugin, &nccl, &other.0);
+    let shown = variables(&plugin, &nccl, other.path());
     assert_eq!(shown["plugin"]["loader_finds_it"], false);
 }
 
 #[test]
 fn a_shell_evaluates_the_lines() {
-    let folder = Folder::new("it's a shell");
+    let folder = Folder::new();
     let plugin = folder.plugin();
     let mut command = invar_env(&["--plugin"]);
     let lines = Run::start(command.arg(&plugin)).wait().ok().stdout.clone();
@@ -103,16 +101,16 @@ fn a_shell_evaluates_the_lines() {
     // The name `P` stands for the variable below, since the shell itself needs no library.
     let lines = lines.replace("LD_LIBRARY_PATH=", "P=");
     let outcome = Run::start(shell.args(["sh", &lines])).wait();
-    assert_eq!(outcome.ok().stdout, format!("invar\n{}\n", folder.0.display()));
+    assert_eq!(outcome.ok().stdout, format!("invar\n{}\n", folder.path().display()));
 }
 
 #[test]
 fn a_host_without_the_plugin_gets_an_error_that_names_the_ways_out() {
-    let folder = Folder::new("bare");
-    let command = folder.0.join("invar");
+    let folder = Folder::new();
+    let command = folder.path().join("invar");
     fs::copy(env!("CARGO_BIN_EXE_invar"), &command).expect("a copy of the command");
     // The loader stops its search at a file that is no library, so an installed plugin does not count.
-    let broken = folder.0.join("broken");
+    let broken = folder.path().join("broken");
     fs::create_dir(&broken).expect("a directory");
     fs::write(broken.join(PLUGIN), "no library").expect("a file");
     let mut command = bare(Command::new(command), &["env"]);
@@ -124,7 +122,7 @@ fn a_host_without_the_plugin_gets_an_error_that_names_the_ways_out() {
 
 #[test]
 fn what_is_no_plugin_or_no_nccl_that_invar_serves_is_refused() {
-    let folder = Folder::new("refused");
+    let folder = Folder::new();
     let (plugin, nccl) = (folder.plugin(), folder.nccl(21312));
     let refusal = |plugin: &Path, nccl: &Path| {
         let mut command = invar_env(&["--plugin"]);
@@ -134,8 +132,8 @@ fn what_is_no_plugin_or_no_nccl_that_invar_serves_is_refused() {
     assert!(line.contains("is NCCL 2.13.12") && line.contains("2.14"), "{line}");
     assert!(refusal(&plugin, &plugin).contains("ncclGetVersion"));
     assert!(refusal(&nccl, &nccl).contains("is no network plugin"));
-    let code = folder.0.join(format!("{PLUGIN}.c"));
+    let code = folder.path().join(format!("{PLUGIN}.c"));
     assert!(refusal(&code, &nccl).contains(&format!("{}: ", code.display())));
-    assert!(refusal(&plugin, &folder.0.join("none")).contains("no such file"));
-    assert!(refusal(&folder.0.join("none"), &nccl).contains("--plugin"));
+    assert!(refusal(&plugin, &folder.path().join("none")).contains("no such file"));
+    assert!(refusal(&folder.path().join("none"), &nccl).contains("--plugin"));
 }

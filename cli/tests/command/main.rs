@@ -23,10 +23,11 @@ mod unread;
 mod wrong_bytes;
 
 use std::io::{BufRead, BufReader, Read};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use invar_testkit::child::Killed;
 use invar_testkit::shell;
 use invar_testkit::wait::watch;
 
@@ -51,20 +52,13 @@ impl Outcome {
     }
 }
 
-/// A run under way; it ends with this.
-struct Run(Child);
-
-impl Drop for Run {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
+/// A run under way.
+struct Run(Killed);
 
 impl Run {
     fn start(command: &mut Command) -> Run {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        Run(command.spawn().expect("a process"))
+        Run(Killed(command.spawn().expect("a process")))
     }
 
     fn wait(mut self) -> Outcome {

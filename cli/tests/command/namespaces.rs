@@ -257,9 +257,9 @@ fn a_connection_over_two_rails_outlives_either_of_them_and_takes_it_back() {
     const MANY: u64 = 16 << 20;
     let Some(hosts) = Hosts::or_skip(1500) else { return };
     hosts.add_cable("v1", 1500, ["198.51.100.1", "198.51.100.2"]).unwrap();
-    let dir = Dir::new("rails");
-    let file = dir.0.join("invar.prom");
-    let (folder, metrics) = (dir.0.display().to_string(), format!("file:{}", file.display()));
+    let dir = Dir::new();
+    let file = dir.path().join("invar.prom");
+    let (folder, metrics) = (dir.path().display().to_string(), format!("file:{}", file.display()));
     let soft =
         [("INVAR_TRANSPORT", "soft"), ("INVAR_SOFT_AUTH", "0"), ("XDG_RUNTIME_DIR", &folder)];
     let shows = [&soft[..], &[("INVAR_METRICS", &metrics)]].concat();

@@ -17,7 +17,7 @@ fn is_one_of_them(port: u16) -> bool {
 
 #[test]
 fn both_processes_receive_at_udp_ports_of_the_range() {
-    let file = Captured::new("ports", &["--soft-port", PORTS]);
+    let file = Captured::new(&["--soft-port", PORTS]);
     let bytes = file.bytes();
     let mut ports: Vec<u16> = datagrams(&bytes).iter().map(|one| one.dst.port()).collect();
     ports.sort_unstable();

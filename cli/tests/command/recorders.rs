@@ -22,7 +22,7 @@ fn any_connection(dir: &Dir, pid: &str, holds: fn(&serde_json::Value) -> bool) -
 
 #[test]
 fn the_recorder_of_a_killed_process_shows_its_connection_and_what_it_waited_for() {
-    let dir = Dir::new("killed");
+    let dir = Dir::new();
     let [server, client] = perf(&dir, "");
     let pid = server.0.id().to_string();
     let ask = |args: &[&str]| Run::start(&mut dir.invar(args)).wait();
@@ -54,7 +54,7 @@ fn the_recorder_of_a_killed_process_shows_its_connection_and_what_it_waited_for(
         assert!(text.contains(event), "no {event:?} in {text}");
     }
     assert!(waits_for_messages(text), "{text}");
-    let file = dir.0.join("trace.json");
+    let file = dir.path().join("trace.json");
     ask(&["trace", &pid, "-o", &file.display().to_string()]).ok();
     let trace = json(&fs::read_to_string(&file).unwrap());
     let events = trace["traceEvents"].as_array().expect("an array");
@@ -66,7 +66,7 @@ fn the_recorder_of_a_killed_process_shows_its_connection_and_what_it_waited_for(
     let mut bytes = fs::read(inspected["file"].as_str().expect("a path")).unwrap();
     let unix_offset: &mut [u8; 8] = bytes[16..].first_chunk_mut().unwrap();
     *unix_offset = (i64::from_le_bytes(*unix_offset) + 60_000_000_000).to_le_bytes();
-    let other_host = dir.0.join("other-host.rec");
+    let other_host = dir.path().join("other-host.rec");
     fs::write(&other_host, bytes).unwrap();
     let client_pid = client.0.id().to_string();
     let files = [&client_pid, &other_host.display().to_string(), "-o", &file.display().to_string()];
@@ -81,7 +81,7 @@ fn the_recorder_of_a_killed_process_shows_its_connection_and_what_it_waited_for(
 
 #[test]
 fn a_process_whose_connection_failed_leaves_its_recorder() {
-    let dir = Dir::new("failed");
+    let dir = Dir::new();
     let [server, client] = perf(&dir, "");
     let pid = client.0.id().to_string();
     // More than are checked before the timed messages, since no connection waits between the two.
@@ -96,7 +96,7 @@ fn a_process_whose_connection_failed_leaves_its_recorder() {
 
 #[test]
 fn a_rank_shows_its_operations_and_for_which_rank_it_waits() {
-    let dir = Dir::new("ranks");
+    let dir = Dir::new();
     let runs = ranks(&dir, "64K", "");
     let pids = runs.each_ref().map(|run| run.0.id().to_string());
     let ask = |args: &[&str]| Run::start(&mut dir.invar(args)).wait();
@@ -118,7 +118,7 @@ fn a_rank_shows_its_operations_and_for_which_rank_it_waits() {
     let text = &outcome.ok().stdout;
     assert!(text.contains("\nrank 0 of 2, number "), "{text}");
     assert!(text.contains(" all_reduce of 16384 F32, Sum by TwoShot: runs, waited "), "{text}");
-    let file = dir.0.join("trace.json");
+    let file = dir.path().join("trace.json");
     ask(&["trace", &pids[0], &pids[1], "-o", &file.display().to_string()]).ok();
     let trace = json(&fs::read_to_string(&file).unwrap());
     let events = trace["traceEvents"].as_array().expect("an array");
@@ -132,7 +132,7 @@ fn a_rank_shows_its_operations_and_for_which_rank_it_waits() {
         assert!(has("/name", "all_reduce of 16384 F32, Sum by TwoShot"), "{trace}");
         assert!(pid == 1 || has("/name", "waits for rank 1"), "{trace}");
     }
-    let picture = dir.0.join("trace.svg");
+    let picture = dir.path().join("trace.svg");
     ask(&["trace", &pids[0], &pids[1], "-o", &picture.display().to_string()]).ok();
     let svg = fs::read_to_string(&picture).unwrap();
     for text in ["rank 0 of 2", "rank 1 of 2", "operation", "wait", &pids[0], &pids[1]] {
@@ -142,7 +142,7 @@ fn a_rank_shows_its_operations_and_for_which_rank_it_waits() {
 
 #[test]
 fn a_client_whose_server_is_stopped_names_the_process_of_the_server() {
-    let dir = Dir::new("stopped");
+    let dir = Dir::new();
     let (server, addr) = server(&mut dir.invar(&["perf", "--server", "127.0.0.1:0"]));
     let args = ["perf", "--connect", &addr, "-b", "64K", "-e", "64K", "-n", "100000000"];
     let client = Run::start(dir.invar(&args).env("INVAR_STALL_MS", "500"));

@@ -1,15 +1,15 @@
 //! `invar run` gives a program the library.
 
 use std::fs;
-use std::path::PathBuf;
+
+use tempfile::TempPath;
 
 use super::{Run, invar, json, run};
 
 /// A file that stands for the library. The loader tells of a file that is no library, and goes on without
 /// it.
-fn library(name: &str) -> PathBuf {
-    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
-    let path = folder.join(format!("{}-{name}", std::process::id()));
+fn library(name: &str) -> TempPath {
+    let path = tempfile::Builder::new().suffix(name).tempfile().unwrap().into_temp_path();
     fs::write(&path, b"\x7fELF\0ibv_get_device_list\0").unwrap();
     path
 }
@@ -27,7 +27,6 @@ fn a_missing_library_or_program_is_named() {
         run(&["run", "--library", there.to_str().unwrap(), "--", "/nowhere/program", "-x"]);
     assert_eq!(outcome.status, Some(3));
     assert_eq!(outcome.line(), "invar: /nowhere/program: no such program");
-    fs::remove_file(there).unwrap();
 }
 
 #[test]
@@ -36,7 +35,6 @@ fn a_path_that_the_loader_would_split_is_refused() {
     let outcome = run(&["run", "--library", split.to_str().unwrap(), "--", "true"]);
     assert_eq!(outcome.status, Some(3));
     assert!(outcome.line().contains("no path with a space or colon"), "{}", outcome.line());
-    fs::remove_file(split).unwrap();
 }
 
 #[test]
@@ -48,7 +46,6 @@ fn the_program_gets_its_arguments_and_the_library_and_its_status_is_returned() {
     assert_eq!(outcome.status, Some(7), "{}", outcome.stderr);
     let shown = there.canonicalize().unwrap();
     assert_eq!(outcome.stdout.trim_end(), format!("{} --an argument", shown.display()));
-    fs::remove_file(there).unwrap();
 }
 
 #[test]
@@ -73,7 +70,6 @@ fn the_program_sees_the_devices_that_the_command_was_told() {
         assert!(outcome.line().starts_with(&says), "{}", outcome.line());
         assert!(outcome.line().ends_with(" (lo)"), "{}", outcome.line());
     }
-    fs::remove_file(there).unwrap();
 }
 
 #[test]

@@ -12,7 +12,7 @@ fn unread(args: &[&str]) -> Outcome {
     drop(reader);
     let mut command = invar(args);
     command.stdin(Stdio::null()).stdout(writer).stderr(Stdio::piped());
-    let run = Run(command.spawn().expect("a process"));
+    let run = Run(Killed(command.spawn().expect("a process")));
     // It has the only other end of the pipe.
     drop(command);
     run.wait()

@@ -122,8 +122,9 @@ pub(super) fn remove(path: &Path) -> Result<()> {
 mod tests {
     use super::*;
 
-    fn root(name: &str) -> Root {
-        let path = std::env::temp_dir().join(format!("invar-root-{name}-{}", std::process::id()));
+    fn root() -> Root {
+        // `Root` removes it.
+        let path = tempfile::tempdir().unwrap().keep();
         fs::create_dir_all(path.join("var/log")).unwrap();
         fs::create_dir_all(path.join("usr")).unwrap();
         fs::create_dir_all(path.join("tmp")).unwrap();
@@ -132,7 +133,7 @@ mod tests {
 
     #[test]
     fn a_file_that_is_left_or_gone_is_reported_and_a_record_is_not() {
-        let root = root("left");
+        let root = root();
         fs::write(root.path().join("usr/old"), "").unwrap();
         let write = |path: &str| Ok(fs::write(root.path().join(path), "")?);
         assert!(root.leaves_nothing(|| write("var/log/dpkg.log")).is_ok());

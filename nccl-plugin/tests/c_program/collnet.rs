@@ -5,7 +5,7 @@
 //! numbers of ranks too, with short messages.
 
 use std::mem::offset_of;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 use std::{env, fs, thread};
@@ -160,27 +160,17 @@ fn a_stopped_rank_is_named_by_the_others_and_all_go_on_after_it() {
     }
 }
 
-/// A directory that is removed on drop.
-struct Folder(PathBuf);
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
 #[test]
 fn collectives_outlive_a_pulled_cable_and_metrics_count_their_links() {
     let hosts = if is_there("gcc") { Hosts::or_skip(1500) } else { None };
     let Some(hosts) = hosts else { return };
-    let folder = Folder(env::temp_dir().join(format!("invar-collnet-{}", std::process::id())));
-    fs::create_dir(&folder.0).unwrap();
-    let (over, metrics) = (folder.0.join("over"), folder.0.join("metrics.prom"));
+    let folder = tempfile::tempdir().unwrap();
+    let (over, metrics) = (folder.path().join("over"), folder.path().join("metrics.prom"));
     let program = compile("collnet", 12);
     let mut command = command(&[], &program, "soft", &["2", "until", over.to_str().unwrap()]);
     command.env("COLLNET_NETNS", format!("{},{}", hosts.name(0), hosts.name(1)));
     command.env("NCCL_SOCKET_IFNAME", "v0").env("NCCL_IB_TIMEOUT", "13");
-    command.env("XDG_RUNTIME_DIR", &folder.0);
+    command.env("XDG_RUNTIME_DIR", folder.path());
     command.env("INVAR_METRICS", format!("file:{}", metrics.display()));
     let ranks = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     // The largest value of a metric of a connection of the software NIC.

@@ -246,11 +246,10 @@ fn a_user_may_keep_nccl_from_joining() {
 
 #[test]
 fn messages_go_on_after_the_end_of_one_of_two_joined_devices() {
-    let pipes = std::env::temp_dir().join(format!("invar-events-{}", std::process::id()));
-    let fake = four_devices().set("NULL_VERBS_EVENTS", pipes.display().to_string());
+    let pipes = tempfile::tempdir().expect("a directory");
+    let fake = four_devices().set("NULL_VERBS_EVENTS", pipes.path().display().to_string());
     if !invar_testkit::child::is_here() {
-        fs::create_dir_all(&pipes).expect("a directory");
-        let all = (0..4).map(|number| pipes.join(format!("null{number}")));
+        let all = (0..4).map(|number| pipes.path().join(format!("null{number}")));
         assert!(Command::new("mkfifo").args(all).status().expect("mkfifo").success());
     }
     fake.run(|| {
@@ -267,9 +266,6 @@ fn messages_go_on_after_the_end_of_one_of_two_joined_devices() {
             }
         });
     });
-    if !invar_testkit::child::is_here() {
-        fs::remove_dir_all(&pipes).expect("the directory");
-    }
 }
 
 #[test]

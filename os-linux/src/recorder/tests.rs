@@ -1,25 +1,13 @@
+use std::fs::Permissions;
 use std::os::unix::fs::{PermissionsExt, symlink};
 
 use invar_core::stall::{EndView, Role};
 
 use super::*;
 
-/// A directory that goes with the test.
-struct Dir(PathBuf);
-
-impl Dir {
-    fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("recorder-{name}-{}", std::process::id()));
-        let _ = fs::remove_dir_all(&path);
-        DirBuilder::new().mode(0o700).create(&path).unwrap();
-        Dir(path)
-    }
-}
-
-impl Drop for Dir {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
+/// A directory that only this user can read, as a recorder demands.
+fn private() -> tempfile::TempDir {
+    tempfile::Builder::new().permissions(Permissions::from_mode(0o700)).tempdir().unwrap()
 }
 
 fn record(begun: u64) -> Record {
@@ -29,21 +17,21 @@ fn record(begun: u64) -> Record {
 
 #[test]
 fn a_reader_finds_the_last_records_and_whether_the_process_lives() {
-    let dir = Dir::new("reader");
+    let dir = private();
     let process = Process::new(4711, "node");
-    let mut file = RecorderFile::create(&dir.0, process).unwrap();
+    let mut file = RecorderFile::create(dir.path(), process).unwrap();
     let [first, second] = [file.take_place().unwrap(), file.take_place().unwrap()];
     file.write(first, |turn| record(1).to_bytes(turn)).unwrap();
     file.write(second, |turn| record(2).to_bytes(turn)).unwrap();
     file.write(first, |turn| record(3).to_bytes(turn)).unwrap();
-    let path = dir.0.join("4711.rec");
+    let path = dir.path().join("4711.rec");
     let recorded = read(&path).unwrap();
     assert_eq!(recorded.header.process, process);
     assert!(recorded.is_alive && recorded.damaged == 0);
     assert_eq!(recorded.records, [(0, record(3)), (1, record(2))]);
     assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     // A process that is killed closes the file and does not remove it.
-    let copy = dir.0.join("copy.rec");
+    let copy = dir.path().join("copy.rec");
     fs::copy(&path, &copy).unwrap();
     assert!(!read(&copy).unwrap().is_alive);
     drop(file);
@@ -52,68 +40,68 @@ fn a_reader_finds_the_last_records_and_whether_the_process_lives() {
 
 #[test]
 fn damage_is_counted_and_what_is_no_recorder_is_refused() {
-    let dir = Dir::new("damage");
-    let mut file = RecorderFile::create(&dir.0, Process::new(1, "a")).unwrap();
+    let dir = private();
+    let mut file = RecorderFile::create(dir.path(), Process::new(1, "a")).unwrap();
     for begun in 0..2 {
         let place = file.take_place().unwrap();
         file.write(place, |turn| record(begun).to_bytes(turn)).unwrap();
     }
-    let copy = dir.0.join("copy.rec");
-    let mut bytes = fs::read(dir.0.join("1.rec")).unwrap();
+    let copy = dir.path().join("copy.rec");
+    let mut bytes = fs::read(dir.path().join("1.rec")).unwrap();
     bytes.truncate(bytes.len() - 9);
     fs::write(&copy, &bytes).unwrap();
     let recorded = read(&copy).unwrap();
     assert_eq!((recorded.records.len(), recorded.damaged), (1, 1));
     fs::write(&copy, b"nothing").unwrap();
     assert!(read(&copy).unwrap_err().to_string().contains("no file of Invar's flight recorder"));
-    assert!(read(&dir.0).is_err());
+    assert!(read(dir.path()).is_err());
 }
 
 #[test]
 fn a_link_is_neither_listed_nor_read() {
-    let dir = Dir::new("link");
-    let file = RecorderFile::create(&dir.0, Process::new(4711, "node")).unwrap();
-    let link = dir.0.join("4712.rec");
+    let dir = private();
+    let file = RecorderFile::create(dir.path(), Process::new(4711, "node")).unwrap();
+    let link = dir.path().join("4712.rec");
     symlink(&file.path, &link).unwrap();
-    assert_eq!(files_in(&dir.0), std::slice::from_ref(&file.path));
+    assert_eq!(files_in(dir.path()), std::slice::from_ref(&file.path));
     assert!(read(&file.path).is_ok());
     assert_eq!(read(&link).unwrap_err().raw_os_error(), Some(libc::ELOOP));
 }
 
 #[test]
 fn a_directory_that_others_can_use_is_refused() {
-    let dir = Dir::new("open");
+    let dir = private();
     let process = Process::new(1, "a");
-    fs::set_permissions(&dir.0, fs::Permissions::from_mode(0o755)).unwrap();
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
     assert_eq!(
-        RecorderFile::create(&dir.0, process).unwrap_err().kind(),
+        RecorderFile::create(dir.path(), process).unwrap_err().kind(),
         ErrorKind::PermissionDenied
     );
-    fs::set_permissions(&dir.0, fs::Permissions::from_mode(0o700)).unwrap();
-    let link = dir.0.join("link");
-    symlink(&dir.0, &link).unwrap();
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o700)).unwrap();
+    let link = dir.path().join("link");
+    symlink(dir.path(), &link).unwrap();
     assert!(RecorderFile::create(&link, process).is_err());
 }
 
 #[test]
 fn two_processes_of_one_number_have_files_of_their_own_and_old_dead_files_go() {
-    let dir = Dir::new("same");
+    let dir = private();
     for number in 0..DEAD_KEPT + 3 {
-        fs::write(dir.0.join(format!("dead{number}.rec")), b"").unwrap();
+        fs::write(dir.path().join(format!("dead{number}.rec")), b"").unwrap();
     }
     let process = Process::new(9, "a");
-    let first = RecorderFile::create(&dir.0, process).unwrap();
-    let second = RecorderFile::create(&dir.0, process).unwrap();
-    assert_eq!(second.path, dir.0.join("9-1.rec"));
-    assert_eq!(fs::read_dir(&dir.0).unwrap().count(), DEAD_KEPT + 2);
+    let first = RecorderFile::create(dir.path(), process).unwrap();
+    let second = RecorderFile::create(dir.path(), process).unwrap();
+    assert_eq!(second.path, dir.path().join("9-1.rec"));
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), DEAD_KEPT + 2);
     drop(first);
     assert!(second.path.exists());
 }
 
 #[test]
 fn the_place_that_ended_first_is_taken_once_all_are_in_use() {
-    let dir = Dir::new("places");
-    let mut file = RecorderFile::create(&dir.0, Process::new(1, "a")).unwrap();
+    let dir = private();
+    let mut file = RecorderFile::create(dir.path(), Process::new(1, "a")).unwrap();
     assert!((0..PLACES).all(|place| file.take_place() == Some(place)));
     assert_eq!(file.take_place(), None);
     [9, 5].into_iter().for_each(|place| file.give_back(place));
@@ -122,9 +110,9 @@ fn the_place_that_ended_first_is_taken_once_all_are_in_use() {
 
 #[test]
 fn a_file_grows_with_the_open_connections_and_not_with_all_that_ever_were() {
-    let dir = Dir::new("grows");
-    let mut file = RecorderFile::create(&dir.0, Process::new(1, "a")).unwrap();
-    let path = dir.0.join("1.rec");
+    let dir = private();
+    let mut file = RecorderFile::create(dir.path(), Process::new(1, "a")).unwrap();
+    let path = dir.path().join("1.rec");
     let open = |file: &mut RecorderFile| {
         let place = file.take_place().unwrap();
         file.write(place, |turn| record(place as u64).to_bytes(turn)).unwrap();

@@ -53,9 +53,8 @@ fn open_mpi_sums_and_sends_over_ucx() {
     {
         return;
     }
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("mpi-{}", std::process::id()));
-    fs::create_dir_all(&folder).unwrap();
-    let program = folder.join("program");
+    let folder = tempfile::tempdir().unwrap();
+    let program = folder.path().join("program");
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/mpi.c");
     let mut mpicc = Command::new("mpicc.openmpi");
     let built = mpicc.args(["-Wall", "-Werror", "-o"]).arg(&program).arg(source).output().unwrap();
@@ -71,7 +70,6 @@ fn open_mpi_sums_and_sends_over_ucx() {
         let (ok, text) = Run::start(mpirun).outcome();
         assert!(ok && text.contains("all right on 4 ranks"), "{transports}: {text}");
     }
-    fs::remove_dir_all(folder).unwrap();
 }
 
 #[test]
@@ -80,10 +78,8 @@ fn gloo_sums_and_gathers_over_its_transport_ibverbs() {
         eprintln!("skipped: needs Debian's libgloo-dev");
         return;
     }
-    let folder =
-        Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("gloo-{}", std::process::id()));
-    fs::create_dir_all(&folder).unwrap();
-    let program = folder.join("program");
+    let folder = tempfile::tempdir().unwrap();
+    let program = folder.path().join("program");
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/gloo.cc");
     let mut cc = Command::new("c++");
     cc.args(["-std=c++17", "-Wall", "-Werror", "-o"]).arg(&program).arg(source);
@@ -91,7 +87,7 @@ fn gloo_sums_and_gathers_over_its_transport_ibverbs() {
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
     let device = loopback();
     for ranks in [2, 4] {
-        let store = folder.join(format!("store-{ranks}"));
+        let store = folder.path().join(format!("store-{ranks}"));
         fs::create_dir(&store).unwrap();
         let start = |rank: usize| {
             let arguments =
@@ -114,5 +110,4 @@ fn gloo_sums_and_gathers_over_its_transport_ibverbs() {
             assert!(ok && line == format!("all right on {ranks} ranks\n"), "{line}{text}");
         }
     }
-    fs::remove_dir_all(folder).unwrap();
 }

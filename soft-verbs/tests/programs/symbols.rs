@@ -56,10 +56,9 @@ const GENERATIONS: [&[(&str, &[&str])]; 3] = [
 
 #[test]
 fn a_program_that_needs_a_driver_of_any_generation_of_rdma_core_starts() {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("abi-{}", std::process::id()));
-    fs::create_dir_all(&folder).unwrap();
+    let folder = tempfile::tempdir().unwrap();
     let [map, theirs, source, program] =
-        ["map", "libibverbs.so.1", "source.c", "program"].map(|name| folder.join(name));
+        ["map", "libibverbs.so.1", "source.c", "program"].map(|name| folder.path().join(name));
     let compile = |arguments: &[&str], output: &Path| {
         let mut cc = Command::new("cc");
         cc.args(["-o", output.to_str().unwrap()]).arg(&source).args(arguments).output()
@@ -94,5 +93,4 @@ fn a_program_that_needs_a_driver_of_any_generation_of_rdma_core_starts() {
         let (ok, text) = Run::start(started).outcome();
         assert!(ok, "{generation:?}: {text}");
     }
-    fs::remove_dir_all(folder).unwrap();
 }

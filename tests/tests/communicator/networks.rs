@@ -101,10 +101,9 @@ fn count(entries: &[Value], name: &str, ends: [&str; 2]) -> [usize; 2] {
 
 #[test]
 fn what_each_ranks_links_wait_for_is_traced() {
-    let dir = std::env::temp_dir().join(format!("invar-trace-{}", std::process::id()));
-    fs::create_dir_all(&dir).unwrap();
-    let path = |rank: u32| dir.join(format!("{rank}.json"));
-    let pattern = dir.join("%r.json");
+    let folder = tempfile::tempdir().unwrap();
+    let path = |rank: u32| folder.path().join(format!("{rank}.json"));
+    let pattern = folder.path().join("%r.json");
     // The dump's thread may live longer than the links, but the trace of the links must be complete.
     let dump = ("NCCL_PROXY_DUMP_SIGNAL", "12");
     let trace = ("INVAR_PROXY_TRACE", pattern.to_str().unwrap());
@@ -129,7 +128,6 @@ fn what_each_ranks_links_wait_for_is_traced() {
         let steps = entries.iter().filter_map(|entry| entry["args"]["step"].as_u64());
         assert!(steps.max() > Some(1), "each link had several messages");
     }
-    fs::remove_dir_all(&dir).unwrap();
 }
 
 #[test]

@@ -64,33 +64,15 @@ fn names(directory: &Path) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::path::PathBuf;
-
-    /// A temporary directory with these subdirectories; dropping the value removes it.
-    struct Tree(PathBuf);
-
-    impl Tree {
-        fn new(name: &str, directories: &[&str]) -> Self {
-            let root = std::env::temp_dir().join(format!("invar-{name}-{}", std::process::id()));
-            for directory in directories {
-                fs::create_dir_all(root.join(directory)).unwrap();
-            }
-            Tree(root)
-        }
-    }
-
-    impl Drop for Tree {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.0);
-        }
-    }
 
     #[test]
     fn a_reason_says_what_the_kernel_has_and_what_is_missing() {
-        let root = Tree::new("absent", &["sys/class/infiniband/mlx5_1", "dev/infiniband"]);
-        let (sys, dev) = (root.0.join("sys"), root.0.join("dev"));
-        fs::create_dir_all(sys.join("class/infiniband/mlx5_0")).unwrap();
-        let none = root.0.join("none");
+        let folder = tempfile::tempdir().unwrap();
+        let [sys, dev, none] = ["sys", "dev", "none"].map(|name| folder.path().join(name));
+        for name in ["mlx5_1", "mlx5_0"] {
+            fs::create_dir_all(sys.join("class/infiniband").join(name)).unwrap();
+        }
+        fs::create_dir_all(dev.join("infiniband")).unwrap();
         let library = LibraryError::Absent("libibverbs.so.1: cannot open".to_owned());
         let failed = |errno| io::Error::from_raw_os_error(errno);
         for (absence, sysfs, dev, why) in [

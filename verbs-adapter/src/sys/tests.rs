@@ -234,22 +234,19 @@ fn of_the_header(rows: &[Row]) -> Option<Vec<usize>> {
          printf(\"%zu\\n\", n[i]); return 0; }}\n",
         expressions.join(", ")
     );
-    let folder = std::env::temp_dir().join(format!("invar-verbs-layout-{}", std::process::id()));
-    fs::create_dir_all(&folder).unwrap();
-    let (source, binary) = (folder.join("layout.c"), folder.join("layout"));
+    let folder = tempfile::tempdir().unwrap();
+    let (source, binary) = (folder.path().join("layout.c"), folder.path().join("layout"));
     fs::write(&source, "#include <infiniband/verbs.h>\n").unwrap();
     let has_header = Command::new("cc").arg("-fsyntax-only").arg(&source).output();
     let has_header = has_header.is_ok_and(|output| output.status.success());
-    let answer = has_header.then(|| {
+    has_header.then(|| {
         fs::write(&source, program).unwrap();
         let built = Command::new("cc").arg("-o").arg(&binary).arg(&source).output().unwrap();
         assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
         let output = Command::new(&binary).output().unwrap();
         let text = String::from_utf8(output.stdout).unwrap();
         text.lines().map(|line| line.parse().unwrap()).collect()
-    });
-    fs::remove_dir_all(&folder).unwrap();
-    answer
+    })
 }
 
 #[test]

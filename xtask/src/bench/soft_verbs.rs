@@ -43,15 +43,15 @@ const MEASURES: [Measure; 6] = [
 
 /// Shell functions. `measure` runs the program of perftest `$4` at two ends, on the devices `$2` and `$3`, and prints
 /// the column `$5` of the client's result. The words of `$1` precede the program, and its arguments follow. The client
-/// comes again until the server listens. `soft` prints the software NIC of loopback; the words of `$1` precede a
-/// program there.
+/// comes again until the server listens; the guest resolves no names. `soft` prints the software NIC of loopback; the
+/// words of `$1` precede a program there.
 const FUNCTIONS: &str = r#"
 measure() {
     local run=$1 server=$2 client=$3 program=$4 column=$5 text try
     shift 5
     timeout 60 $run $program "$@" -d $server >/dev/null 2>&1 &
     for try in $(seq 50); do
-        text=$(timeout 60 $run $program "$@" -d $client localhost 2>/dev/null) && break
+        text=$(timeout 60 $run $program "$@" -d $client 127.0.0.1 2>/dev/null) && break
         sleep 0.1
     done
     wait $! && awk "/#bytes/ { row = NR + 1 } row && NR == row { print \$$column }" <<<"$text"

@@ -173,13 +173,13 @@ mod tests {
         let findings = check(Path::new("/nonexistent"), &pages);
         assert_eq!(findings.len(), 6, "{findings:?}");
         assert!(findings[0].starts_with("docs/a.md:3: b.md#part-two leads nowhere"));
-        let root = std::env::temp_dir().join(format!("xtask-links-{}", std::process::id()));
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path();
         for path in ["docs/a.md", "docs/b.md", "core/src/lib.rs"] {
             fs::create_dir_all(root.join(path).parent().unwrap()).unwrap();
             fs::write(root.join(path), "").unwrap();
         }
-        let findings = check(&root, &pages);
-        fs::remove_dir_all(&root).unwrap();
+        let findings = check(root, &pages);
         let [heading, missing, nowhere] = &findings[..] else { panic!("{findings:?}") };
         assert_eq!(heading, "docs/a.md:3: b.md#part-two: no such heading");
         assert_eq!(missing, "docs/b.md:2: a.md#part-three: no such heading");

@@ -5,13 +5,14 @@
 
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use invar_linux::random::random;
+use tempfile::TempDir;
 
 use super::is_installed;
 use crate::shell::Shell;
@@ -24,7 +25,7 @@ const NODES: [u8; 2] = [1, 2];
 
 /// The daemons and namespaces. Dropping this value ends them.
 pub(super) struct Slurm {
-    directory: PathBuf,
+    directory: TempDir,
     /// The daemons in the order in which they started.
     daemons: Vec<Child>,
     namespaces: Vec<String>,
@@ -38,7 +39,9 @@ impl Slurm {
         }
         ensure!(rustix::process::geteuid().is_root(), "namespaces need root");
         // The path of a socket may have about 100 bytes.
-        let directory = std::env::temp_dir().join(format!("invar-slurm-{}", std::process::id()));
+        // munged refuses a socket that others cannot reach.
+        let all = Permissions::from_mode(0o755);
+        let directory = tempfile::Builder::new().permissions(all).tempdir()?;
         let mut slurm = Slurm { directory, daemons: Vec::new(), namespaces: Vec::new() };
         slurm.write_files()?;
         slurm.make_network(shell)?;
@@ -48,7 +51,7 @@ impl Slurm {
         };
         let munged = slurm.munged(shell);
         slurm.daemon(munged, log("munged")?)?;
-        let key = slurm.directory.join("munge/socket");
+        let key = slurm.directory.path().join("munge/socket");
         wait("munged", || Ok(key.exists()))?;
         let controller = slurm.on(shell, 1, "slurmctld -D");
         slurm.daemon(controller, log("slurmctld")?)?;
@@ -76,7 +79,7 @@ impl Slurm {
     }
 
     fn write_files(&self) -> Result<()> {
-        let root = &self.directory;
+        let root = self.directory.path();
         for name in
             ["munge", "state", "cgroup"].map(str::to_owned).into_iter().chain(NODES.map(spool))
         {
@@ -92,7 +95,7 @@ impl Slurm {
         fs::write(root.join("hosts"), format!("127.0.0.1 localhost\n{hosts}"))?;
         let root = root.display();
         fs::write(
-            self.directory.join("cgroup.conf"),
+            self.directory.path().join("cgroup.conf"),
             format!("CgroupPlugin=cgroup/v1\nCgroupMountpoint={root}/cgroup\nCgroupAutomount=no\n"),
         )?;
         // The plugin for PMIx makes a folder in `TmpFS`, and fails if the other node has made this folder before.
@@ -109,7 +112,7 @@ impl Slurm {
             controller = name(NODES[0]),
             nodes = NODES.map(name).join(","),
         );
-        fs::write(self.directory.join("slurm.conf"), text)?;
+        fs::write(self.directory.path().join("slurm.conf"), text)?;
         Ok(())
     }
 
@@ -136,7 +139,7 @@ impl Slurm {
     }
 
     fn munged(&self, shell: &Shell) -> Command {
-        let root = self.directory.join("munge");
+        let root = self.directory.path().join("munge");
         let mut command = shell.command("munged --foreground --force");
         for (flag, file) in [
             ("--key-file", "key"),
@@ -157,8 +160,8 @@ impl Slurm {
         let mut command = shell.command("ip netns exec");
         command.arg(&self.namespaces[usize::from(node) - 1]);
         command.args(["unshare", "--uts", "--mount", "bash", "-ec", ENTER, "node", &name(node)]);
-        command.arg(self.directory.join("hosts")).args(line.split_whitespace());
-        command.env("SLURM_CONF", self.directory.join("slurm.conf"));
+        command.arg(self.directory.path().join("hosts")).args(line.split_whitespace());
+        command.env("SLURM_CONF", self.directory.path().join("slurm.conf"));
         command.env("PATH", path_of_daemons());
         command
     }
@@ -181,7 +184,6 @@ impl Drop for Slurm {
         for namespace in &self.namespaces {
             let _ = Command::new("ip").args(["netns", "delete", namespace]).status();
         }
-        let _ = fs::remove_dir_all(&self.directory);
     }
 }
 

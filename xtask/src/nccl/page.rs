@@ -102,12 +102,12 @@ mod tests {
 
     #[test]
     fn the_short_table_has_each_release_between_its_first_and_its_last() {
-        let root = std::env::temp_dir().join(format!("invar-short-table-{}", std::process::id()));
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path();
         fs::create_dir_all(root.join("docs")).unwrap();
         let rows = "| 2.14.3 | v6 | x | y |\n| 2.15.5 | v6 | x | y |\n| 2.19.3 | v7 | x | y |\n";
         fs::write(root.join(PATH), format!("before\n{BEGIN}\n{HEAD}{rows}\n{END}after")).unwrap();
-        let table = short_table(&root).unwrap();
-        fs::remove_dir_all(&root).unwrap();
+        let table = short_table(root).unwrap();
         assert_eq!(
             table,
             "| NCCL | 2.14.3 to 2.15.5 | 2.19.3 |\n|---|---|---|\n| interface | v6 | v7 |\n"

@@ -4,11 +4,13 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use invar_testkit::child::Killed;
+use tempfile::TempDir;
 
 use super::image::Image;
 
@@ -122,16 +124,15 @@ impl Machine {
 
 /// The process, and the folder with its sockets and logs.
 struct Qemu {
-    child: Child,
-    scratch: PathBuf,
+    child: Killed,
+    scratch: TempDir,
 }
 
 impl Qemu {
     fn start(image: &Image, start: Start, wiring: &Wiring<'_>) -> Result<Qemu> {
         // The build directory's path may be too long for a socket, so the folder is elsewhere.
-        let scratch = std::env::temp_dir().join(format!("invar-vm-{}", std::process::id()));
-        fs::create_dir(&scratch).with_context(|| scratch.display().to_string())?;
-        let log = File::create(scratch.join(LOGS[0]))?;
+        let scratch = tempfile::tempdir()?;
+        let log = File::create(scratch.path().join(LOGS[0]))?;
         // Both programs replace themselves by the next program, so the child is QEMU.
         let mut command = Command::new("setpriv");
         if wiring.host_up.is_some() {
@@ -139,16 +140,16 @@ impl Qemu {
             command.args(["--net", "setpriv"]);
         }
         command.args(["--pdeathsig", "KILL", QEMU]);
-        command.args(arguments(image, start, wiring, &scratch));
+        command.args(arguments(image, start, wiring, scratch.path()));
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         let child = command
             .spawn()
             .with_context(|| format!("cannot start {}", command.get_program().display()))?;
-        Ok(Qemu { child, scratch })
+        Ok(Qemu { child: Killed(child), scratch })
     }
 
     fn connect(&mut self, channel: &str) -> Result<UnixStream> {
-        let path = self.scratch.join(channel);
+        let path = self.scratch.path().join(channel);
         let end = Instant::now() + TIMEOUT;
         loop {
             match UnixStream::connect(&path) {
@@ -167,19 +168,10 @@ impl Qemu {
 
     fn failure(&self, what: &str) -> String {
         LOGS.iter().fold(what.to_owned(), |text, name| {
-            let log = fs::read(self.scratch.join(name)).unwrap_or_default();
+            let log = fs::read(self.scratch.path().join(name)).unwrap_or_default();
             let tail = &log[log.len().saturating_sub(LOG_BYTES_MAX)..];
             format!("{text}\n{}", String::from_utf8_lossy(tail).trim())
         })
-    }
-}
-
-impl Drop for Qemu {
-    fn drop(&mut self) {
-        // It may have ended already.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-        let _ = fs::remove_dir_all(&self.scratch);
     }
 }
 

@@ -6,11 +6,12 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result, bail};
+use invar_testkit::child::Killed;
 
 use super::image::Image;
 use super::machine::{Machine, Start, Wiring};
@@ -110,7 +111,7 @@ impl Answers {
 
 /// The command on the host. Dropping this value kills the command and all processes that it has
 /// started.
-struct Host(Child);
+struct Host(Killed);
 
 impl Host {
     fn start(line: &OsStr, machine: &Machine) -> Result<Host> {
@@ -120,7 +121,7 @@ impl Host {
         // When the first process of a PID namespace ends, the kernel kills all others in it.
         command.args(["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c"]);
         command.arg(line).stdin(Stdio::null());
-        Ok(Host(command.spawn().context("cannot start the host's command")?))
+        Ok(Host(Killed(command.spawn().context("cannot start the host's command")?)))
     }
 
     fn wait(&mut self, end: Instant) -> Result<Option<u8>> {
@@ -131,14 +132,6 @@ impl Host {
             thread::sleep(NAP);
         }
         Ok(None)
-    }
-}
-
-impl Drop for Host {
-    fn drop(&mut self) {
-        // The command may have ended already.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
     }
 }
 

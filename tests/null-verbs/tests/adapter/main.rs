@@ -3,9 +3,7 @@
 mod allocations;
 mod conformance;
 
-use std::fs;
 use std::os::unix::fs::symlink;
-use std::path::Path;
 
 use invar_testkit::child;
 use invar_verbs::{VerbsConfig, VerbsNic};
@@ -17,17 +15,13 @@ fn on_devices<F: FnOnce([VerbsNic; 2])>(body: F) {
         let open = |name| VerbsNic::open(&VerbsConfig::new(name)).expect("a device");
         return body(["null0", "null1"].map(open));
     }
-    let name = std::any::type_name::<F>().replace(':', "-");
-    let folder =
-        Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{}-{name}", std::process::id()));
-    fs::create_dir(&folder).unwrap();
+    let folder = tempfile::tempdir().unwrap();
     let built = std::env::current_exe().unwrap().with_file_name("libinvar_null_verbs.so");
-    symlink(built, folder.join("libibverbs.so.1")).unwrap();
+    symlink(built, folder.path().join("libibverbs.so.1")).unwrap();
     for link in ["roce", "ib"] {
         child::start::<F, _>(|command| {
-            command.env("LD_LIBRARY_PATH", &folder);
+            command.env("LD_LIBRARY_PATH", folder.path());
             command.env("NULL_VERBS_DEVICES", "2").env("NULL_VERBS_LINK", link);
         });
     }
-    fs::remove_dir_all(folder).unwrap();
 }

@@ -1,15 +1,15 @@
 //! Runs the cases: starts the processes, brings the fault about, and reads what they say.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::io::{BufRead, BufReader};
-use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStderr, Command, ExitCode, Stdio};
+use std::path::Path;
+use std::process::{ChildStderr, Command, ExitCode, Stdio};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use invar::{Hub, PortRange};
+use invar_testkit::child::Killed;
 use invar_testkit::namespaces::Hosts;
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -69,40 +69,18 @@ struct Outcome {
     said: String,
 }
 
-/// The processes of a case. They are killed when this value is dropped.
-struct Processes(Vec<Child>);
-
-impl Drop for Processes {
-    fn drop(&mut self) {
-        for child in &mut self.0 {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
-}
-
-/// A directory that goes with the case.
-struct Dir(PathBuf);
-
-impl Drop for Dir {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
 fn run(case: &Case) -> Result<Outcome, String> {
     let hosts = Hosts::new(1500)?;
-    let dir = Dir(std::env::temp_dir().join(format!("stuck-{}", std::process::id())));
-    let _ = fs::remove_dir_all(&dir.0);
-    fs::create_dir(&dir.0).map_err(|error| error.to_string())?;
+    let folder = tempfile::tempdir().map_err(|error| error.to_string())?;
+    let dir = folder.path();
     let (lines, said) = channel();
     let hub = match case.kind {
         Kind::Ends(_) | Kind::Chain(_) => None,
-        _ => Some(hosts.call(0, || hub(&dir.0))),
+        _ => Some(hosts.call(0, || hub(dir))),
     };
-    let processes = Processes(start(case, &hosts, &dir.0, &lines));
+    let processes = start(case, &hosts, dir, &lines);
     for name in names(case) {
-        if !is_there(&dir.0.join(format!("works-{name}"))) {
+        if !is_there(&dir.join(format!("works-{name}"))) {
             let lines: Vec<String> =
                 said.try_iter().map(|(at, line)| format!("{at}: {line}")).collect();
             let said = format!("{name} does not come to work: {}", lines.join("; "));
@@ -114,8 +92,8 @@ fn run(case: &Case) -> Result<Outcome, String> {
             });
         }
     }
-    let pids: Vec<u32> = processes.0.iter().map(Child::id).collect();
-    write_whole(&dir.0.join("fault"), b"");
+    let pids: Vec<u32> = processes.iter().map(|process| process.id()).collect();
+    write_whole(&dir.join("fault"), b"");
     let began = Instant::now();
     let silent = act(case, &hosts, &pids)?;
     let outcome = listen(case, &said, &pids, &silent, began);
@@ -129,17 +107,15 @@ fn run(case: &Case) -> Result<Outcome, String> {
 
 /// Does what the processes of a case do not do themselves. Returns those that can say nothing any more.
 fn act(case: &Case, hosts: &Hosts, pids: &[u32]) -> Result<Vec<usize>, String> {
-    // The processes work at full speed, so a stop hits any place of their code.
-    let soon = Duration::from_millis(100);
+    // By now both ends know each other's process, and work at full speed, so that a stop hits any place of their code.
+    thread::sleep(Duration::from_millis(200));
     match case.act {
         Act::Nothing => Ok(vec![]),
         Act::Stop(at) => {
-            thread::sleep(soon);
             signal(pids[at], Signal::STOP)?;
             Ok(vec![at])
         }
         Act::StopHost(host) => {
-            thread::sleep(soon);
             let there = (0..pids.len()).filter(|at| host_of(case, *at) == host);
             let stopped: Vec<usize> = there.collect();
             stopped.iter().try_for_each(|at| signal(pids[*at], Signal::STOP))?;
@@ -247,7 +223,7 @@ fn names(case: &Case) -> Vec<String> {
     }
 }
 
-fn start(case: &Case, hosts: &Hosts, dir: &Path, lines: &Sender<(usize, String)>) -> Vec<Child> {
+fn start(case: &Case, hosts: &Hosts, dir: &Path, lines: &Sender<(usize, String)>) -> Vec<Killed> {
     let program = std::env::current_exe().expect("this program");
     let names = names(case);
     let start = |(at, name): (usize, &String)| {
@@ -264,7 +240,8 @@ fn start(case: &Case, hosts: &Hosts, dir: &Path, lines: &Sender<(usize, String)>
             command.env("NCCL_SHM_DISABLE", "1");
         }
         command.stderr(Stdio::piped());
-        let mut child = hosts.call(host_of(case, at), || command.spawn()).expect("a process");
+        let child = hosts.call(host_of(case, at), || command.spawn()).expect("a process");
+        let mut child = Killed(child);
         let (stderr, lines) = (child.stderr.take().expect("a pipe"), lines.clone());
         thread::spawn(move || forward(at, stderr, &lines));
         child

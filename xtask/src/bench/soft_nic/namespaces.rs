@@ -4,9 +4,10 @@
 use std::io::{BufRead, BufReader};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
-use std::process::{Child, Stdio};
+use std::process::Stdio;
 
 use anyhow::{Context, Result, anyhow, ensure};
+use invar_testkit::child::Killed;
 use invar_testkit::namespaces::{Hosts, IPV6};
 use serde_json::Value;
 
@@ -71,7 +72,7 @@ pub(super) fn perf(
     server.args(["perf", "--server"]).args(flags).stdin(Stdio::null()).stdout(Stdio::piped());
     server.env("INVAR_TRANSPORT", transport);
     let processors = Processors::two();
-    let mut server = Server(processors.call(0, || server.spawn())?);
+    let mut server = Killed(processors.call(0, || server.spawn())?);
     let stdout = server.0.stdout.take().context("a pipe")?;
     let mut said = String::new();
     BufReader::new(stdout).read_line(&mut said)?;
@@ -85,14 +86,4 @@ pub(super) fn perf(
     let text = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "invar perf: {text}");
     row(&String::from_utf8(output.stdout)?).map_err(|error| anyhow!("{error}: {text}"))
-}
-
-/// Kills the server process when it is dropped, whatever the client did.
-struct Server(Child);
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
