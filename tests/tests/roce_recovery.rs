@@ -2,7 +2,7 @@
 
 use invar_core::nic::{SendOpcode, WcStatus};
 use invar_core::roce::qp::{Transmit, Tuning};
-use invar_core::roce::{NakCode, Opcode, Psn, Syndrome};
+use invar_core::roce::{NakCode, Opcode, Packet, Psn, Syndrome};
 use invar_testkit::model::roce::{Attr, Peer};
 
 const ACK: Syndrome = Syndrome::Ack { credits: 31 };
@@ -58,6 +58,46 @@ fn a_gap_that_closes_before_it_is_told_of_is_not() {
         b.receive(0, packet);
     }
     assert_eq!(syndromes(&b.transmit_all(0)), [ACK]);
+}
+
+#[test]
+fn what_was_dropped_before_a_gap_closed_is_asked_for() {
+    let [mut a, mut b] = pair(false);
+    a.post(1, SendOpcode::RdmaWrite, 3 * 1024);
+    let sent = a.transmit_all(0);
+    for packet in [&sent[2], &sent[1], &sent[0]] {
+        b.receive(0, packet);
+    }
+    let naks = b.transmit_all(0);
+    assert_eq!((psns(&naks), syndromes(&naks)), (vec![1], vec![MISSING]));
+    a.receive(0, &naks[0]);
+    a.transmit_all(0).iter().for_each(|packet| b.receive(0, packet));
+    b.transmit_all(0).iter().for_each(|packet| a.receive(0, packet));
+    assert_eq!(a.sends(), [(1, WcStatus::SUCCESS)]);
+}
+
+#[test]
+fn an_acknowledge_never_names_a_read() {
+    let [mut a, mut b] = pair(false);
+    a.post(1, SendOpcode::RdmaWrite, 1024);
+    a.post(2, SendOpcode::RdmaRead, 1024);
+    let sent = a.transmit_all(0);
+    for packet in &sent {
+        b.receive(0, packet);
+        // The answer is lost.
+        assert!(!b.transmit_all(0).is_empty());
+    }
+    b.receive(0, &sent[0]);
+    let acks = b.transmit_all(0);
+    assert_eq!((psns(&acks), syndromes(&acks)), (vec![0], vec![ACK]));
+    let mut lingering = b.qp.lingering().expect("it has a peer");
+    assert!(lingering.handle_packet(&Packet {
+        headers: sent[0].0.headers,
+        payload: &sent[0].1,
+        trailer: &[]
+    }));
+    let ack = lingering.poll_transmit().expect("an acknowledge");
+    assert_eq!(ack.headers.bth.psn.since(FIRST), 0);
 }
 
 #[test]

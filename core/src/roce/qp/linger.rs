@@ -1,8 +1,8 @@
 //! The rest of a destroyed queue pair, which still answers its peer.
 
-use super::responder::Answer;
+use super::responder::{Answer, Progress};
 use super::{Counters, Path, Qp, Transmit, responder};
-use crate::roce::{Packet, Psn};
+use crate::roce::Packet;
 
 /// Answers the peer of a destroyed queue pair, as TCP does in TIME_WAIT. A lingering queue pair sends
 /// the acknowledge that was due. If an acknowledge was lost and the peer repeats requests, the
@@ -10,9 +10,7 @@ use crate::roce::{Packet, Psn};
 #[derive(Clone, Copy)]
 pub struct Lingering {
     path: Path,
-    /// Requests before this PSN were carried out.
-    expected: Psn,
-    msn: u32,
+    progress: Progress,
     answer: Answer,
 }
 
@@ -32,18 +30,18 @@ impl<const SQ: usize, const RQ: usize> Qp<SQ, RQ> {
 }
 
 impl Lingering {
-    fn new(path: Path, (expected, msn, answer): (Psn, u32, Answer)) -> Self {
+    fn new(path: Path, (progress, answer): (Progress, Answer)) -> Self {
         // An answer that needs a repeated request or a receive is of no use any more.
         let is_last_word = matches!(answer, Answer::Ack | Answer::Refuse { .. });
         let answer = if is_last_word { answer } else { Answer::None };
-        Lingering { path, expected, msn, answer }
+        Lingering { path, progress, answer }
     }
 
     /// Handles a packet for the destroyed queue pair and returns whether it is answered. The adapter
     /// has checked the packet as for [`Qp::handle_packet`].
     pub fn handle_packet(&mut self, packet: &Packet<'_>) -> bool {
         let bth = &packet.headers.bth;
-        let was_carried_out = bth.psn.since(self.expected) < 0;
+        let was_carried_out = bth.psn.since(self.progress.expected) < 0;
         let is_answered = was_carried_out && responder::is_acknowledged(bth.opcode);
         if is_answered && self.answer == Answer::None {
             self.answer = Answer::Ack;
@@ -55,6 +53,6 @@ impl Lingering {
     pub fn poll_transmit(&mut self) -> Option<Transmit> {
         let mut counters = Counters::default();
         let answer = core::mem::take(&mut self.answer);
-        answer.transmit(&self.path, self.expected, self.msn, 0, &mut counters)
+        answer.transmit(&self.path, self.progress, &mut counters)
     }
 }

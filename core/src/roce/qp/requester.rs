@@ -253,14 +253,15 @@ impl<const SQ: usize> Requester<SQ> {
             return Ok(None);
         }
         let again = self.repair.take(self.oldest, self.end);
+        if again.is_none() && start {
+            while self.do_local(path, env)? {}
+        }
         let (number, packet, psn, most) = if let Some(psn) = again {
             let Some((number, packet)) = self.locate(psn) else { return Ok(None) };
             (number, packet, psn, 1)
         } else if self.may_send(start, path) {
             let most = packets_max.min(self.packets_unasked(path));
             (self.cursor, self.cursor_packet, self.next, most)
-        } else if start && self.do_local(path, env)? {
-            return self.poll_transmit(now, start, packets_max, path, counters, env);
         } else {
             return Ok(None);
         };

@@ -15,7 +15,7 @@ use super::ring::QueueRing;
 use super::{Counters, Env, Fatal, MESSAGE_BYTES_MAX, Path, QpSide, Queue, RD_ATOMIC_MAX};
 use crate::nic::{Access, RecvWr, RtrAttr, Sge, WcOpcode, WcStatus};
 use crate::roce::{Headers, NakCode, Opcode, Packet, Position, Psn, Reth};
-pub(super) use answer::Answer;
+pub(super) use answer::{Answer, Progress};
 use answer::{Due, ResponderReply};
 use message::Told;
 pub(super) use operation::is_acknowledged;
@@ -87,12 +87,17 @@ impl Receive {
 pub(super) struct Responder<const RQ: usize> {
     queue: QueueRing<Receive, RQ>,
     expected: Psn,
+    /// The last packet of a SEND or WRITE that was carried out. An acknowledge names no READ or atomic: rxe would
+    /// complete one whose response was lost, without its data.
+    acked: Psn,
     /// Number of completed messages, 24 bits.
     msn: u32,
     message: ResponderMessage,
     /// The peer knows that it must send `expected` again. Until then the responder silently drops
     /// later packets.
     gap_reported: bool,
+    /// The farthest packet that was dropped because an earlier one was missing.
+    dropped: Option<Psn>,
     answer: Answer,
     due: Due,
     /// The marked packet before the expected one asked for an acknowledge.
@@ -113,9 +118,11 @@ impl<const RQ: usize> Responder<RQ> {
         Responder {
             queue: QueueRing::new(),
             expected: Psn::default(),
+            acked: Psn::default(),
             msn: 0,
             message: ResponderMessage::None,
             gap_reported: false,
+            dropped: None,
             answer: Answer::None,
             due: Due::default(),
             asked_before: true,
@@ -133,6 +140,7 @@ impl<const RQ: usize> Responder<RQ> {
 
     pub(super) fn start(&mut self, attr: &RtrAttr) {
         self.expected = Psn::new(attr.rq_psn);
+        self.acked = self.expected.add(Psn::MASK);
         self.min_rnr_timer = attr.min_rnr_timer;
         self.max_dest_rd_atomic = attr.max_dest_rd_atomic;
     }
@@ -145,10 +153,10 @@ impl<const RQ: usize> Responder<RQ> {
         self.max_dest_rd_atomic = max_dest_rd_atomic;
     }
 
-    /// Returns what a lingering queue pair goes on with: the expected PSN, the MSN, and the answer to
-    /// send.
-    pub(super) fn last_state(&self) -> (Psn, u32, Answer) {
-        (self.expected, self.msn, self.answer)
+    /// Returns how far the peer's requests have come, and the answer to send.
+    pub(super) fn last_state(&self) -> (Progress, Answer) {
+        let Responder { expected, acked, msn, min_rnr_timer, answer, .. } = *self;
+        (Progress { expected, acked, msn, min_rnr_timer }, answer)
     }
 
     /// Returns whether the peer must send a packet again.
@@ -206,6 +214,8 @@ impl<const RQ: usize> Responder<RQ> {
         }
         if ahead > 0 {
             counters.out_of_order += 1;
+            let farthest = self.dropped.is_none_or(|dropped| bth.psn.since(dropped) > 0);
+            self.dropped = if farthest { Some(bth.psn) } else { self.dropped };
             if !self.gap_reported {
                 self.gap_reported = true;
                 self.answer = Answer::Missing { psn: self.expected };
@@ -222,7 +232,7 @@ impl<const RQ: usize> Responder<RQ> {
                 }
                 self.due.short &= bth.opcode.position() == Some(Position::Only);
                 self.due.silent &= bth.opcode == Opcode::WRITE_ONLY;
-                self.step(psns, wanted && !read);
+                self.step(psns, wanted, read);
                 Ok(())
             }
             Err(refusal) => self.refuse(refusal, bth.opcode, path, env),
@@ -384,7 +394,7 @@ impl<const RQ: usize> Responder<RQ> {
             let skipped = u32::try_from(psn.since(first)).ok()?;
             (skipped.saturating_add(packets) <= count).then_some(skipped)
         };
-        let Some(skipped) = self.answered.as_slice().iter().find_map(piece) else { return };
+        let Some(skipped) = self.answered.oldest_ordered().rev().find_map(piece) else { return };
         let pending = self.replies.iter().any(|reply| reply.covers(psn, path));
         let room = self.unanswered(true) < usize::from(RD_ATOMIC_MAX);
         let access = check_memory(reth.va, reth.rkey, reth.dma_len, Access::REMOTE_READ, env);
@@ -393,12 +403,23 @@ impl<const RQ: usize> Responder<RQ> {
         }
     }
 
-    /// Moves past a request that was carried out, and queues an acknowledge if one is wanted.
-    fn step(&mut self, psns: u32, ack_wanted: bool) {
+    /// Moves past a request that was carried out, and queues an acknowledge if one is wanted and the request does not
+    /// ask for data.
+    fn step(&mut self, psns: u32, ack_wanted: bool, asks_for_data: bool) {
         self.expected = self.expected.add(psns);
+        if !asks_for_data {
+            self.acked = self.expected.add(Psn::MASK);
+        }
+        if let (Answer::Missing { .. }, Some(dropped)) = (self.answer, self.dropped)
+            && dropped.since(self.expected) >= 0
+        {
+            // The peer was not told yet, and must send what was dropped. The NAK acknowledges everything before it.
+            self.answer = Answer::Missing { psn: self.expected };
+            return;
+        }
         // A complaint about the missing PSN is void now.
-        self.gap_reported = false;
-        self.answer = if ack_wanted { Answer::Ack } else { Answer::None };
+        (self.gap_reported, self.dropped) = (false, None);
+        self.answer = if ack_wanted && !asks_for_data { Answer::Ack } else { Answer::None };
     }
 
     fn count_message(&mut self) {

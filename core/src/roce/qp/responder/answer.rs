@@ -14,7 +14,7 @@ use crate::roce::{Aeth, AtomicAckEth, Foreign, NakCode, Opcode, Psn, Reth, Syndr
 pub(in crate::roce::qp) enum Answer {
     #[default]
     None,
-    /// Everything before the expected PSN is done.
+    /// Everything is done up to the last SEND or WRITE.
     Ack,
     /// The packet with this PSN is missing.
     Missing { psn: Psn },
@@ -22,6 +22,17 @@ pub(in crate::roce::qp) enum Answer {
     NotReady,
     /// A request is refused, which ends the connection.
     Refuse { psn: Psn, code: NakCode },
+}
+
+/// How far the peer's requests have come.
+#[derive(Clone, Copy)]
+pub(in crate::roce::qp) struct Progress {
+    /// Requests before this PSN were carried out.
+    pub(in crate::roce::qp) expected: Psn,
+    /// The last packet of a SEND or WRITE that was carried out.
+    pub(in crate::roce::qp) acked: Psn,
+    pub(in crate::roce::qp) msn: u32,
+    pub(in crate::roce::qp) min_rnr_timer: u8,
 }
 
 /// Describes the messages that the acknowledge to send is for. These facts decide how long the
@@ -159,25 +170,22 @@ impl<const RQ: usize> Responder<RQ> {
         {
             answer = Answer::Missing { psn };
         }
-        Ok(answer.transmit(path, self.expected, self.msn, self.min_rnr_timer, counters))
+        Ok(answer.transmit(path, self.last_state().0, counters))
     }
 }
 
 impl Answer {
-    /// Builds the packet for a peer whose next expected request is `expected`, after `msn` messages.
+    /// Builds the packet for a peer whose requests have come so far.
     pub(in crate::roce::qp) fn transmit(
         self,
         path: &Path,
-        expected: Psn,
-        msn: u32,
-        min_rnr_timer: u8,
+        progress: Progress,
         counters: &mut Counters,
     ) -> Option<Transmit> {
+        let Progress { expected, acked, msn, min_rnr_timer } = progress;
         let (psn, syndrome) = match self {
             Answer::None => return None,
-            Answer::Ack => {
-                (expected.add(Psn::MASK), Syndrome::Ack { credits: Syndrome::CREDITS_INVALID })
-            }
+            Answer::Ack => (acked, Syndrome::Ack { credits: Syndrome::CREDITS_INVALID }),
             Answer::Missing { psn } => {
                 counters.sequence_naks_sent += 1;
                 (psn, Syndrome::Nak(NakCode::PsnSequenceError))

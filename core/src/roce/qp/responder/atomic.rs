@@ -43,7 +43,7 @@ impl<const RQ: usize> Responder<RQ> {
             Answered::Atomic { word } if first == psn => Some(word),
             _ => None,
         };
-        let Some(word) = self.answered.as_slice().iter().find_map(result) else { return };
+        let Some(word) = self.answered.oldest_ordered().rev().find_map(result) else { return };
         let pending = self.replies.iter().any(|reply| reply.covers(psn, path));
         if !pending && self.unanswered(true) < usize::from(RD_ATOMIC_MAX) {
             self.reply(ResponderReply::atomic(psn, word, self.msn, true));

@@ -49,7 +49,7 @@ impl<const RQ: usize> Responder<RQ> {
                     }
                     self.count_message();
                     self.note_due(now, packet);
-                    self.step(1, bth.ack_req || self.answer == Answer::Ack);
+                    self.step(1, bth.ack_req || self.answer == Answer::Ack, false);
                     self.resume(path, env);
                     Ok(())
                 }
@@ -100,7 +100,7 @@ impl<const RQ: usize> Responder<RQ> {
             self.count_message();
             // Packets were lost or late, so their sender waits for the acknowledge.
             (self.due, self.asked_before) = (Due::default(), false);
-            self.step(1, true);
+            self.step(1, true, false);
         }
     }
 
