@@ -318,12 +318,14 @@ impl Device {
         }
     }
 
-    /// Destroys a queue pair (`ibv_destroy_qp`). Its pending work requests vanish. The next
+    /// Destroys a queue pair (`ibv_destroy_qp`). Its pending work requests vanish, and so do completions that
+    /// nobody has taken, as with NICs in hardware. The next
     /// [`Device::transmit`] sends the acknowledge that was due. While the peer may retry, the device
     /// still acknowledges its repeated requests.
     pub fn destroy_qp(&mut self, now_ns: u64, qpn: u32) {
         if let Some(qp) = self.qps.remove(qpn) {
             self.counters.retire(qp.counters());
+            qp.posted.forget_completions(&mut self.cqs);
             self.windows.forget_qp(qpn);
             self.lingerers.add(now_ns, qpn, qp);
         }
@@ -332,6 +334,11 @@ impl Device {
     /// Returns the state of a queue pair (`ibv_query_qp`), or `None` if the queue pair does not exist.
     pub fn qp_state(&self, qpn: u32) -> Option<QpState> {
         self.qps.get(qpn).map(QueuePair::state)
+    }
+
+    /// Whether no send of a queue pair that has begun is left, or `None` if the queue pair does not exist.
+    pub fn is_drained(&self, qpn: u32) -> Option<bool> {
+        self.qps.get(qpn).map(QueuePair::is_drained)
     }
 
     /// Returns the phases of a queue pair's requester and responder, or `None` if the queue pair does

@@ -173,6 +173,14 @@ impl Port {
         Ok(n)
     }
 
+    /// Sends all that is due, acknowledges too, unless somebody holds the lock.
+    pub(super) fn try_flush(&self) {
+        if let Ok(mut moving) = self.moving.try_lock() {
+            let Moving { device, sockets, .. } = &mut *moving;
+            device.transmit(now_ns(), sockets);
+        }
+    }
+
     /// Drives the device like a poll that finds no completion.
     #[inline]
     pub(super) fn progress(&self) -> io::Result<()> {

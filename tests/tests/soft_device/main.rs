@@ -389,7 +389,15 @@ fn a_sink_without_room_delays_packets_and_loses_none() {
 
 #[test]
 fn what_waited_for_room_is_not_sent_once_its_memory_or_queue_pair_is_gone() {
-    for destroy in [false, true] {
+    #[derive(Clone, Copy, PartialEq)]
+    enum Gone {
+        Memory,
+        QueuePair,
+        /// The queue pair is in this state.
+        State(QpTransition),
+    }
+    let states = [QpTransition::Err, QpTransition::Reset].map(Gone::State);
+    for gone in [Gone::Memory, Gone::QueuePair].into_iter().chain(states) {
         let len = 30 * 1024;
         let [mut a, b] = pair("::1", len, QpOptions::empty());
         a.memory.write_at(0, &vec![0xee; len]).unwrap();
@@ -398,22 +406,24 @@ fn what_waited_for_room_is_not_sent_once_its_memory_or_queue_pair_is_gone() {
         a.transmit(0);
         assert!(a.device.is_blocked());
         let secret = HostMemory::alloc(len).unwrap();
-        if destroy {
-            a.device.destroy_qp(0, a.qpn);
-        } else {
-            a.device.dereg_mr(a.key).unwrap();
-            // The new region takes the place of the old one.
-            a.device.reg_mr(a.pd, &secret, secret.addr(), Access::empty()).unwrap();
+        match gone {
+            Gone::QueuePair => a.device.destroy_qp(0, a.qpn),
+            Gone::State(transition) => a.device.modify_qp(a.qpn, &transition).unwrap(),
+            Gone::Memory => {
+                a.device.dereg_mr(a.key).unwrap();
+                // The new region takes the place of the old one.
+                a.device.reg_mr(a.pd, &secret, secret.addr(), Access::empty()).unwrap();
+            }
         }
         a.wire.room = usize::MAX;
         a.transmit(0);
         assert!(!a.device.is_blocked());
         // The device sends a prepared packet only if the packet's memory still exists.
         let packets = a.wire.packets();
-        assert_eq!(packets.len(), if destroy { 2 } else { 1 });
+        assert_eq!(packets.len(), if gone == Gone::Memory { 1 } else { 2 });
         let payloads = packets.iter().map(|bytes| Packet::decode(bytes).unwrap().payload);
         assert!(payloads.flatten().all(|&byte| byte == 0xee));
-        if !destroy {
+        if gone == Gone::Memory {
             assert_eq!(a.poll()[0].status, WcStatus::LOC_PROT_ERR);
         }
     }

@@ -5,7 +5,6 @@ use invar_core::roce::qp::QpUpdate;
 
 use super::Device;
 use super::path::Path;
-use super::posted::Posted;
 
 impl Device {
     /// Moves a queue pair to another state (`ibv_modify_qp`). For datagrams, [`QpTransition::Rtr`] needs the
@@ -31,10 +30,7 @@ impl Device {
             };
             qp.modify(transition, env)?;
             if *transition == QpTransition::Reset {
-                let Posted { send_cq, recv_cq, .. } = qp.posted;
-                for cq in [send_cq, recv_cq] {
-                    env.cqs.get_mut(cq).into_iter().for_each(|cq| cq.forget(qpn));
-                }
+                qp.posted.forget_completions(env.cqs);
             }
             if let QpTransition::Rtr(attr) = transition {
                 qp.set_tuning(tuning.scaled(attr));
@@ -42,6 +38,10 @@ impl Device {
             }
             Ok(())
         });
+        if modified.is_ok() && matches!(transition, QpTransition::Err | QpTransition::Reset) {
+            // The program may use the memory of these packets again.
+            self.staging.held.take_if(|(of, _)| *of == qpn);
+        }
         if let (Ok(()), Some(index)) = (modified, used) {
             self.used_addresses |= 1 << (index % 64);
         }

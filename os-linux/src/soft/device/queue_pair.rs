@@ -160,7 +160,7 @@ impl QueuePair {
             self.posted.told_last = true;
             env.notices.push((Subject::Qp(qpn), AsyncEvent::LastWqeReached));
         }
-        if self.awaits_drain && engine!(&self.engine, qp => qp.is_drained()) {
+        if self.awaits_drain && self.is_drained() {
             self.awaits_drain = false;
             env.notices.push((Subject::Qp(qpn), AsyncEvent::SqDrained));
         }
@@ -258,6 +258,17 @@ impl QueuePair {
 
     pub(super) fn phases(&self) -> (RequesterPhase, ResponderPhase) {
         engine!(&self.engine, qp => qp.phases())
+    }
+
+    /// Whether packets that waited for room may still leave. In state ERR the program may use the memory of its sends
+    /// again, but answers are due.
+    pub(super) fn may_send(&self, run: &Transmit) -> bool {
+        self.state() != QpState::Err || run.headers.bth.opcode.is_response()
+    }
+
+    /// Whether no send that has begun is left.
+    pub(super) fn is_drained(&self) -> bool {
+        engine!(&self.engine, qp => qp.is_drained())
     }
 
     pub(super) fn state(&self) -> QpState {

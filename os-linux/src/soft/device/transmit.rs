@@ -49,7 +49,7 @@ pub(super) struct Staging {
     route: Option<Route>,
     segment_bytes: usize,
     /// The packets that did not fit into the train when the sink was full.
-    held: Option<(u32, Transmit)>,
+    pub(super) held: Option<(u32, Transmit)>,
     /// The packet whose ICRC is being computed, if its payload is to be gathered.
     packet: Box<Contiguous>,
 }
@@ -323,7 +323,7 @@ impl Device {
         if staging.route.is_some() {
             staging.flush(regions, sink, counters)?;
             if let Some((qpn, run)) = staging.held.take()
-                && let Some(qp) = qps.get_mut(qpn)
+                && let Some(qp) = qps.get_mut(qpn).filter(|qp| qp.may_send(&run))
             {
                 staging.add_run(run, qp, regions, sink, counters)?;
             }

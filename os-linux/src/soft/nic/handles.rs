@@ -144,6 +144,12 @@ impl Qp {
         let state = self.nic.port().lock().device.qp_state(self.qpn);
         state.expect("it is there as long as its handle")
     }
+
+    /// Whether no send that has begun is left.
+    pub fn is_drained(&self) -> bool {
+        let is_drained = self.nic.port().lock().device.is_drained(self.qpn);
+        is_drained.expect("it is there as long as its handle")
+    }
 }
 
 impl Drop for Qp {

@@ -226,6 +226,12 @@ impl SoftNic {
         self.port().post(|device| device.update_qp(qp.qpn, update))
     }
 
+    /// Sends all that is due, acknowledges too, unless another call of this NIC is in progress. A process that is about
+    /// to exit calls this.
+    pub fn try_flush(&self) {
+        self.port().try_flush();
+    }
+
     /// Raises [`AsyncEvent::SqDrained`] once a queue pair has no send left that has begun.
     ///
     /// # Errors
