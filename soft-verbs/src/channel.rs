@@ -22,6 +22,17 @@ pub(crate) struct Channel {
     base: ibv_comp_channel,
     /// The completion queues that raised events, as addresses.
     pub(crate) events: Arc<EventQueue<usize>>,
+    /// Each completion queue of the channel has a handle. Threads that wait for events do not.
+    queues: Arc<()>,
+}
+
+/// The events of a channel, for a completion queue that keeps the channel from being destroyed.
+pub(crate) type HeldChannel = (Arc<EventQueue<usize>>, Arc<()>);
+
+impl Channel {
+    pub(crate) fn hold(&self) -> HeldChannel {
+        (Arc::clone(&self.events), Arc::clone(&self.queues))
+    }
 }
 
 // SAFETY: `base` is the first field.
@@ -38,7 +49,7 @@ extern "C" fn ibv_create_comp_channel(context: *mut ibv_context) -> *mut ibv_com
     match EventQueue::new() {
         Ok(events) => {
             let base = ibv_comp_channel { context, fd: events.fd(), refcnt: 0 };
-            object::give(Channel { base, events: Arc::new(events) })
+            object::give(Channel { base, events: Arc::new(events), queues: Arc::default() })
         }
         Err(error) => errno::null(error.raw_os_error().unwrap_or(libc::EMFILE)),
     }
@@ -46,7 +57,7 @@ extern "C" fn ibv_create_comp_channel(context: *mut ibv_context) -> *mut ibv_com
 
 #[unsafe(no_mangle)]
 extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
-    let unused = |channel: &Channel| match Arc::strong_count(&channel.events) {
+    let unused = |channel: &Channel| match Arc::strong_count(&channel.queues) {
         1 => Ok(()),
         _ => Err(libc::EBUSY),
     };

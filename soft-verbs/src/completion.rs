@@ -12,10 +12,9 @@ use invar_verbs::sys::extended::ibv_cq_ex;
 use invar_verbs::sys::provider::{ibv_comp_channel, ibv_cq};
 use invar_verbs::sys::{self, ibv_context, ibv_wc};
 
-use crate::channel::Channel;
+use crate::channel::{Channel, HeldChannel};
 use crate::device::Context;
 use crate::errno;
-use crate::events::EventQueue;
 use crate::object::{self, Kind, Object};
 use crate::turn::Turn;
 use crate::unacknowledged::{self, Unacknowledged};
@@ -35,7 +34,7 @@ pub(crate) struct Cq {
     pub(crate) nic: SoftNic,
     /// Queue pairs share this.
     pub(crate) queue: Arc<soft::Cq>,
-    channel: Option<Arc<EventQueue<usize>>>,
+    channel: Option<HeldChannel>,
     unacknowledged: Unacknowledged,
 }
 
@@ -70,13 +69,13 @@ pub(crate) fn create(
     }
     let events = match channel.is_null() {
         true => None,
-        false => Some(Arc::clone(&object::get::<Channel>(channel)?.events)),
+        false => Some(object::get::<Channel>(channel)?.hold()),
     };
     // The address of the object, once the program can arm the queue.
     let address = Arc::new(OnceLock::new());
     let queue = match &events {
         None => nic.create_cq(depth),
-        Some(events) => {
+        Some((events, _)) => {
             let (events, address) = (Arc::clone(events), Arc::clone(&address));
             nic.create_cq_notifying(depth, move || {
                 if let Some(&cq) = address.get() {
@@ -112,7 +111,7 @@ extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
     errno::status(taken.map(|object| {
         let Cq { queue, channel, .. } = *object;
         drop(queue);
-        if let Some(events) = channel {
+        if let Some((events, _)) = channel {
             events.retain(|raised| *raised != cq.addr());
         }
     }))

@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 use std::{env, io, mem, process, ptr};
 
 use invar_core::param::AddressFamily;
@@ -143,6 +143,7 @@ impl Device {
                 config.waits_for_receives = true;
                 config.more_addresses = self.more_addresses.clone();
                 let nic = without_signals(|| SoftNic::open(&config))?;
+                acknowledge_at_exit();
                 open.nic.insert(nic).clone()
             }
         };
@@ -161,9 +162,30 @@ impl Device {
     }
 }
 
+/// All devices that a program has seen.
+static KNOWN: Mutex<Vec<&'static Device>> = Mutex::new(Vec::new());
+
+/// Sends the acknowledges that are due when the process exits, since hardware would. The peer of a program that exits
+/// right after its last completion would otherwise call a host at which nobody answers.
+fn acknowledge_at_exit() {
+    extern "C" fn acknowledge() {
+        // Another thread, or the call that a signal has interrupted, may hold a lock.
+        let Ok(known) = KNOWN.try_lock() else { return };
+        for device in &*known {
+            if let Ok(Open { nic: Some(nic), process, .. }) = device.open.try_lock().as_deref()
+                && *process == process::id()
+            {
+                nic.try_flush();
+            }
+        }
+    }
+    static ONCE: Once = Once::new();
+    // SAFETY: the function does not unwind, and the library stays loaded.
+    ONCE.call_once(|| _ = unsafe { libc::atexit(acknowledge) });
+}
+
 /// The devices that exist now, each under the address that it had before.
 fn devices() -> io::Result<Vec<&'static Device>> {
-    static KNOWN: Mutex<Vec<&'static Device>> = Mutex::new(Vec::new());
     let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
     let found = soft::devices(AddressFamily::Any)?;
     let number = |name: &str| found.iter().position(|one| one.config.name == name);

@@ -17,51 +17,58 @@ pub(crate) struct Raised {
     pub(crate) element: usize,
 }
 
-/// A FIFO queue of events. Its descriptor, a socket, has a byte to read while the queue has events. Only a
-/// holder of the lock takes or sends the byte. A socket lets a thread wait for the byte and not take it, in a call that
+/// A FIFO queue of events. Its descriptor, a socket, has a byte to read for each event, as far as the socket has room,
+/// so that `epoll` reports each event as an edge. Only a holder of the lock takes or sends bytes. A socket lets a thread wait for the byte and not take it, in a call that
 /// the kernel restarts after a signal (`SA_RESTART`); `poll` is never restarted.
 pub(crate) struct EventQueue<T> {
     fd: OwnedFd,
     sender: OwnedFd,
-    events: Mutex<VecDeque<T>>,
+    queued: Mutex<Queued<T>>,
+}
+
+struct Queued<T> {
+    events: VecDeque<T>,
+    /// Number of bytes in the socket: as many as events or fewer, and at least one if there are events.
+    bytes: usize,
 }
 
 impl<T> EventQueue<T> {
     pub(crate) fn new() -> io::Result<Self> {
         let (family, flags) = (AddressFamily::UNIX, SocketFlags::CLOEXEC);
         let (fd, sender) = socketpair(family, SocketType::STREAM, flags, None)?;
-        Ok(EventQueue { fd, sender, events: Mutex::default() })
+        let queued = Mutex::new(Queued { events: VecDeque::new(), bytes: 0 });
+        Ok(EventQueue { fd, sender, queued })
     }
 
     pub(crate) fn fd(&self) -> c_int {
         self.fd.as_raw_fd()
     }
 
-    fn lock(&self) -> MutexGuard<'_, VecDeque<T>> {
-        self.events.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Queued<T>> {
+        self.queued.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn push(&self, event: T) {
-        let mut events = self.lock();
-        if events.is_empty() {
-            // An empty socket takes a byte.
-            let _ = send(&self.sender, &[1], SendFlags::DONTWAIT);
-        }
-        events.push_back(event);
+        let mut queued = self.lock();
+        // An empty socket takes a byte, and a full one need not.
+        let sent = send(&self.sender, &[1], SendFlags::DONTWAIT);
+        queued.bytes += usize::from(sent.is_ok());
+        queued.events.push_back(event);
     }
 
     /// Removes events. The others stay.
     pub(crate) fn retain(&self, keep: impl FnMut(&T) -> bool) {
-        let mut events = self.lock();
-        let had_events = !events.is_empty();
-        events.retain(keep);
-        if had_events && events.is_empty() {
-            self.drain();
-        }
+        let mut queued = self.lock();
+        queued.events.retain(keep);
+        self.take_bytes(&mut queued);
     }
 
-    fn drain(&self) {
-        let _ = recv(&self.fd, &mut [0u8; 1], RecvFlags::DONTWAIT);
+    /// Takes the bytes of events that are gone.
+    fn take_bytes(&self, queued: &mut Queued<T>) {
+        while queued.bytes > queued.events.len() {
+            let _ = recv(&self.fd, &mut [0u8; 1], RecvFlags::DONTWAIT);
+            queued.bytes -= 1;
+        }
     }
 
     /// Takes the oldest event for which `accept` has a result, and drops those before it. `accept` is called
@@ -70,16 +77,14 @@ impl<T> EventQueue<T> {
     /// sleep until an event comes.
     pub(crate) fn next<R>(&self, accept: impl Fn(T) -> Option<R>) -> Result<R, c_int> {
         loop {
-            let mut events = self.lock();
-            while let Some(event) = events.pop_front() {
-                if events.is_empty() {
-                    self.drain();
-                }
+            let mut queued = self.lock();
+            while let Some(event) = queued.events.pop_front() {
+                self.take_bytes(&mut queued);
                 if let Some(accepted) = accept(event) {
                     return Ok(accepted);
                 }
             }
-            drop(events);
+            drop(queued);
             recv(&self.fd, &mut [0u8; 1], RecvFlags::PEEK).map_err(|error| error.raw_os_error())?;
         }
     }

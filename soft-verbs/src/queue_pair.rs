@@ -155,6 +155,8 @@ extern "C" fn ibv_query_qp(
         let mut known = *object.attr.lock().unwrap_or_else(PoisonError::into_inner);
         known.qp_state = state_code(object.pair.state());
         known.cur_qp_state = known.qp_state;
+        let is_draining = known.qp_state == IBV_QPS_SQD && !object.pair.is_drained();
+        known.sq_draining = is_draining.into();
         let ibv_qp { qp_context, send_cq, recv_cq, srq, qp_type, .. } = *object.base();
         let (cap, sq_sig_all) = (object.cap, object.signals_all.into());
         let made = ibv_qp_init_attr { qp_context, send_cq, recv_cq, srq, cap, qp_type, sq_sig_all };

@@ -7,6 +7,7 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/epoll.h>
 #include <unistd.h>
 
 #include "check.h"
@@ -168,6 +169,73 @@ static void waits_go_on_after_signals_that_ask_for_it(void)
     cq = other;
 }
 
+/* Completions go with the queue pair that they are of. */
+static void completions_go_with_their_queue_pair(void)
+{
+    struct ibv_qp *qp = create_qp(NULL);
+    struct ibv_recv_wr recv = {.wr_id = 1}, *bad;
+    CHECK(ibv_post_recv(qp, &recv, &bad) == 0);
+    fail(qp);
+    CHECK(ibv_destroy_qp(qp) == 0);
+    struct ibv_wc wc;
+    CHECK(ibv_poll_cq(cq, 1, &wc) == 0);
+}
+
+static void *wait_for_event(void *channel)
+{
+    struct ibv_cq *raised;
+    void *owner;
+    ibv_get_cq_event(channel, &raised, &owner);
+    return NULL;
+}
+
+/* A thread that waits for a channel's events does not keep the channel. */
+static void channels_end_though_a_thread_waits(void)
+{
+    struct ibv_comp_channel *channel = ibv_create_comp_channel(context);
+    CHECK(channel);
+    struct ibv_cq *of_channel = ibv_create_cq(context, 8, NULL, channel, 0);
+    CHECK(of_channel);
+    pthread_t waiter;
+    CHECK(pthread_create(&waiter, NULL, wait_for_event, channel) == 0);
+    usleep(20000);
+    CHECK(ibv_destroy_comp_channel(channel) == EBUSY);
+    CHECK(ibv_destroy_cq(of_channel) == 0 && ibv_destroy_comp_channel(channel) == 0);
+    pthread_detach(waiter);
+}
+
+/* Each event of a channel is an edge for epoll. */
+static void each_event_is_an_edge(void)
+{
+    struct ibv_comp_channel *channel = ibv_create_comp_channel(context);
+    CHECK(channel);
+    struct ibv_cq *own = cq, *raised;
+    void *owner;
+    struct epoll_event event = {.events = EPOLLIN | EPOLLET};
+    int epoll = epoll_create1(0);
+    CHECK(epoll >= 0 && epoll_ctl(epoll, EPOLL_CTL_ADD, channel->fd, &event) == 0);
+    struct ibv_cq *queues[2];
+    struct ibv_qp *qps[2];
+    for (int i = 0; i < 2; i++) {
+        queues[i] = cq = ibv_create_cq(context, 8, NULL, channel, 0);
+        CHECK(cq && ibv_req_notify_cq(cq, 0) == 0);
+        qps[i] = create_qp(NULL);
+        struct ibv_recv_wr recv = {.wr_id = 1}, *bad;
+        CHECK(ibv_post_recv(qps[i], &recv, &bad) == 0);
+        fail(qps[i]);
+        CHECK(epoll_wait(epoll, &event, 1, 10000) == 1);
+    }
+    for (int i = 0; i < 2; i++) {
+        CHECK(ibv_get_cq_event(channel, &raised, &owner) == 0);
+        ibv_ack_cq_events(raised, 1);
+    }
+    CHECK(epoll_wait(epoll, &event, 1, 0) == 0);
+    for (int i = 0; i < 2; i++)
+        CHECK(ibv_destroy_qp(qps[i]) == 0 && ibv_destroy_cq(queues[i]) == 0);
+    CHECK(close(epoll) == 0 && ibv_destroy_comp_channel(channel) == 0);
+    cq = own;
+}
+
 int main(void)
 {
     int count;
@@ -179,6 +247,9 @@ int main(void)
     objects_live_until_their_events_are_acknowledged();
     objects_take_events_along_that_nobody_took();
     waits_go_on_after_signals_that_ask_for_it();
+    completions_go_with_their_queue_pair();
+    channels_end_though_a_thread_waits();
+    each_event_is_an_edge();
     CHECK(ibv_destroy_cq(cq) == 0 && ibv_dealloc_pd(pd) == 0 && ibv_close_device(context) == 0);
     puts("all as promised");
     return 0;

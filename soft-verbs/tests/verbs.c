@@ -810,6 +810,7 @@ static void drained_queues(void)
     struct ibv_qp_init_attr init;
     CHECK(ibv_query_qp(a.qp, &known, IBV_QP_STATE, &init) == 0);
     CHECK(known.qp_state == IBV_QPS_SQD && known.timeout == 9 && known.retry_cnt == 3);
+    CHECK(!known.sq_draining);
     CHECK(known.max_rd_atomic == 2 && known.max_dest_rd_atomic == 1 && known.rnr_retry == 7);
     attr.qp_state = IBV_QPS_RTS;
     CHECK(ibv_modify_qp(a.qp, &attr, IBV_QP_STATE) == 0);
@@ -818,7 +819,12 @@ static void drained_queues(void)
     /* The queue pair gives up a peer that is gone. */
     struct ibv_qp_attr reset = {.qp_state = IBV_QPS_RESET};
     CHECK(ibv_modify_qp(b.qp, &reset, IBV_QP_STATE) == 0);
-    CHECK(write_with(&a, b.mr->rkey, b.bytes) == IBV_WC_RETRY_EXC_ERR);
+    CHECK(ibv_post_send(a.qp, &wr, &bad) == 0);
+    attr.qp_state = IBV_QPS_SQD;
+    CHECK(ibv_modify_qp(a.qp, &attr, IBV_QP_STATE) == 0);
+    CHECK(ibv_query_qp(a.qp, &known, IBV_QP_STATE, &init) == 0);
+    CHECK(known.qp_state == IBV_QPS_SQD && known.sq_draining);
+    CHECK(completion(a.send_cq).status == IBV_WC_RETRY_EXC_ERR);
     destroy(&a);
     destroy(&b);
 }

@@ -7,11 +7,12 @@ use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::iter;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::sync::mpsc::channel;
 use std::thread;
 use std::time::Duration;
 
+use invar_testkit::child::Killed;
 use invar_testkit::namespaces::Hosts;
 use invar_testkit::wait::watch;
 use invar_testkit::{shell, unused};
@@ -28,19 +29,12 @@ fn command(program: impl AsRef<Path>, arguments: &[&str]) -> Command {
     command
 }
 
-/// A process that ends with this value.
-struct Run(Child);
-
-impl Drop for Run {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
+/// A running program.
+struct Run(Killed);
 
 impl Run {
     fn start(mut command: Command) -> Run {
-        Run(command.spawn().unwrap())
+        Run(Killed(command.spawn().unwrap()))
     }
 
     /// Waits for the end, and returns whether the program succeeded and what it printed.
@@ -292,10 +286,8 @@ fn programs_that_need_more_than_the_device_has_end_with_an_error() {
 
 /// Runs a C program of this folder, which checks what it is promised.
 fn run_c(source: &str, arguments: &[&str]) {
-    let folder = format!("{source}-{}", std::process::id());
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(folder);
-    fs::create_dir_all(&folder).unwrap();
-    let (header, program) = (folder.join("header.c"), folder.join("program"));
+    let folder = tempfile::tempdir().unwrap();
+    let (header, program) = (folder.path().join("header.c"), folder.path().join("program"));
     fs::write(
         &header,
         "#include <infiniband/verbs.h>\nint main(void) { return ibv_fork_init(); }\n",
@@ -318,7 +310,6 @@ fn run_c(source: &str, arguments: &[&str]) {
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
     let (ok, text) = Run::start(command(&program, arguments)).outcome();
     assert!(ok && text.contains("all as promised"), "{text}");
-    fs::remove_dir_all(folder).unwrap();
 }
 
 #[test]
@@ -334,6 +325,11 @@ fn a_c_program_gets_the_events_of_objects_that_end_and_after_signals() {
 #[test]
 fn a_c_program_finds_the_files_and_events_that_ucx_relies_on() {
     run_c("ucx.c", &[]);
+}
+
+#[test]
+fn a_c_program_that_exits_after_its_last_completion_has_acknowledged_it() {
+    run_c("exit.c", &[]);
 }
 
 /// `INVAR_TEST_VERBS_SECONDS` makes the run longer, and `INVAR_TEST_SEED` repeats one.
