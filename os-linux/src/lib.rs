@@ -25,6 +25,7 @@ pub mod biased;
 pub mod clock;
 pub mod either;
 pub mod env;
+mod fork;
 pub mod interest;
 pub mod interface;
 pub mod memory;

@@ -1,5 +1,6 @@
 //! Operations in progress.
 
+use std::ops::Deref;
 use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Wake, Waker};
@@ -20,6 +21,8 @@ const ABORT_WITHIN: Duration = Duration::from_secs(5);
 
 /// A communicator that Python may close, and its operations in progress.
 pub(crate) struct Session {
+    /// The process that has joined. In a child of fork the communicator is its parent's.
+    process: u32,
     communicator: Mutex<Option<Arc<invar::Communicator>>>,
     started: Mutex<Vec<Arc<InProgress>>>,
     pub(crate) rank: u32,
@@ -59,11 +62,23 @@ impl Session {
     pub(crate) fn new(communicator: invar::Communicator) -> Self {
         let (rank, nranks) = (communicator.rank(), communicator.nranks());
         let communicator = Mutex::new(Some(Arc::new(communicator)));
-        Session { communicator, started: Mutex::default(), rank, nranks }
+        let process = std::process::id();
+        Session { process, communicator, started: Mutex::default(), rank, nranks }
     }
 
-    /// Returns the communicator, unless it is closed.
+    fn is_here(&self) -> bool {
+        self.process == std::process::id()
+    }
+
+    /// Returns the communicator, unless it is closed or another process has joined.
     pub(crate) fn open(&self) -> PyResult<Arc<invar::Communicator>> {
+        if !self.is_here() {
+            let text = format!(
+                "the communicator belongs to process {}, from which this one was forked",
+                self.process
+            );
+            return Err(PyValueError::new_err(text));
+        }
         let communicator = locked(&self.communicator).clone();
         communicator.ok_or_else(|| PyValueError::new_err("the communicator is closed"))
     }
@@ -71,7 +86,7 @@ impl Session {
     /// Runs operations as a group, and returns once they are done. If a signal's handler raises an
     /// exception meanwhile, the communicator is aborted: a rank can't take back what it has begun.
     pub(crate) fn run(&self, py: Python<'_>, group: Vec<Prepared>) -> PyResult<()> {
-        let communicator = self.open()?;
+        let communicator = LastToLeave(Some(self.open()?));
         let (posted, memory) = post(py, &communicator, group, Mover::Caller)?;
         let interrupt = loop {
             match py.detach(|| posted.wait_within(SIGNALS_EVERY)) {
@@ -100,7 +115,7 @@ impl Session {
         group: Vec<Prepared>,
         mover: Mover,
     ) -> PyResult<Work> {
-        let communicator = self.open()?;
+        let communicator = LastToLeave(Some(self.open()?));
         let (posted, memory) = post(py, &communicator, group, mover)?;
         let started = InProgress::new(posted, memory);
         let mut done = locked(&self.started).clone();
@@ -123,6 +138,9 @@ impl Session {
     /// Waits for the operations in progress, and leaves the communicator. Returns the error of an
     /// operation for which nobody has waited.
     pub(crate) fn close(&self, py: Python<'_>) -> PyResult<()> {
+        if !self.is_here() {
+            return Ok(());
+        }
         let mut failed = Ok(());
         // An operation stays in the list while a signal may interrupt the wait for it.
         while let Some(started) = { locked(&self.started).first().cloned() } {
@@ -147,6 +165,11 @@ impl Session {
 impl Drop for Session {
     /// Aborts a communicator that was not closed, if operations are in progress.
     fn drop(&mut self) {
+        if !self.is_here() {
+            // Another thread of the parent may have held a lock when the process forked.
+            std::mem::forget(self.communicator.get_mut().map(Option::take));
+            return std::mem::forget(self.started.get_mut().map(std::mem::take));
+        }
         Python::try_attach(|py| {
             if locked(&self.started).iter().any(|started| !started.collect(py)) {
                 // The communicator is open, since `close` waits for all operations.
@@ -162,6 +185,26 @@ impl Drop for Session {
                 }
             }
         });
+    }
+}
+
+/// A handle of a communicator that another thread may close meanwhile. The last handle leaves the communicator, which
+/// may wait for other ranks, and so for other threads of this interpreter.
+struct LastToLeave(Option<Arc<invar::Communicator>>);
+
+impl Deref for LastToLeave {
+    type Target = invar::Communicator;
+
+    fn deref(&self) -> &invar::Communicator {
+        self.0.as_deref().expect("there until it is dropped")
+    }
+}
+
+impl Drop for LastToLeave {
+    fn drop(&mut self) {
+        if let Some(last) = self.0.take().and_then(Arc::into_inner) {
+            Python::attach(|py| py.detach(|| drop(last)));
+        }
     }
 }
 
@@ -213,10 +256,12 @@ impl InProgress {
     /// Keeps the outcome, which the library gives once, gives the memory back, and tells the coroutines that
     /// wait. Returns whether the operation is done.
     fn keep(&self, py: Python<'_>, outcome: Option<Result<(), invar::Error>>) -> bool {
+        // An exception is made without the lock: making it may run code of Python that waits for the lock.
+        let outcome = outcome.map(|outcome| outcome.map_err(|error| raised(py, &error)));
         let mut state = locked(&self.state);
         let mut memory = Vec::new();
-        if let Some(outcome) = outcome {
-            state.outcome = Some(outcome.map_err(|error| raised(py, &error)));
+        if outcome.is_some() {
+            state.outcome = outcome;
             memory = std::mem::take(&mut state.memory);
         }
         let is_done = state.outcome.is_some();

@@ -46,6 +46,62 @@ class Failures(unittest.TestCase):
             for rank in ranks:
                 self.assertEqual(rank.end(), (0, "0\n4.0\n"))
 
+    def test_a_child_of_fork_that_ends_in_an_operation_leaves_its_parents_alone(self):
+        code = """
+            import os
+            data = np.ones(4)
+            work = comm.start_all_reduce(data)
+            child = os.fork()
+            if child == 0:
+                try:
+                    comm.all_reduce(np.ones(4))
+                except ValueError:
+                    sys.exit(3)
+            print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+            work.wait()
+            comm.all_reduce(data)
+            print(data[0])
+        """
+        with invar.Hub(2) as hub:
+            ranks = [Process(hub, rank, 2, code) for rank in range(2)]
+            for rank in ranks:
+                self.assertEqual(rank.end(), (0, "3\n4.0\n"))
+
+    def test_a_killed_rank_is_missed_though_its_child_of_fork_lives(self):
+        waiting = """
+            data = np.ones(10)
+            comm.all_reduce(data)
+            print("reduced")
+            try:
+                comm.all_reduce(data)
+            except invar.Error as error:
+                print(error.kind, error.rank)
+        """
+        dying = """
+            import os
+            comm.all_reduce(np.ones(10))
+            child = os.fork()
+            if child == 0:
+                time.sleep(600)
+            print("reduced")
+            print(child)
+            time.sleep(600)
+        """
+        with invar.Hub(2) as hub:
+            ranks = [Process(hub, 0, 2, waiting), Process(hub, 1, 2, dying)]
+            for rank in ranks:
+                self.assertEqual(rank.line(), "reduced")
+            child = int(ranks[1].line())
+            try:
+                begin = time.monotonic()
+                ranks[1].child.kill()
+                status, output = ranks[0].end()
+                self.assertEqual(status, 0, output)
+                self.assertTrue(output.endswith(" 1\n"), output)
+                self.assertLess(time.monotonic() - begin, 20)
+            finally:
+                os.kill(child, signal.SIGKILL)
+
     def test_the_others_learn_which_rank_was_killed(self):
         waiting = """
             data = np.ones(10)

@@ -1,5 +1,8 @@
 //! An open device with the events that it reports.
 
+use std::ffi::c_int;
+use std::io;
+use std::process;
 use std::sync::Arc;
 
 use crate::OpenError;
@@ -14,6 +17,7 @@ pub(crate) struct Context {
     _watcher: Option<Watcher>,
     news: Arc<News>,
     opened: Arc<Opened>,
+    process: u32,
 }
 
 impl Context {
@@ -28,7 +32,8 @@ impl Context {
         let news = Arc::new(News::new(port_num));
         let watcher = Watcher::start(Arc::clone(&opened), Arc::clone(&news));
         let failed = |source| OpenError::Events { device: device.to_owned(), source };
-        Ok(Context { _watcher: watcher.map_err(failed)?, news, opened })
+        let process = process::id();
+        Ok(Context { _watcher: watcher.map_err(failed)?, news, opened, process })
     }
 
     pub(crate) fn opened(&self) -> &Opened {
@@ -41,6 +46,21 @@ impl Context {
 
     pub(crate) fn library(&self) -> &'static Library {
         self.opened.library()
+    }
+
+    /// Releases an object of the device, and returns whether it is released. In a child of `fork` the object belongs to
+    /// the parent, and stays.
+    pub(crate) fn release(&self, verb: &str, call: impl FnOnce() -> c_int) -> bool {
+        if self.process != process::id() {
+            return false;
+        }
+        let rc = call();
+        if rc != 0 {
+            // Nobody can handle it.
+            let error = io::Error::from_raw_os_error(rc.abs());
+            log::warn!("{}: {verb}: {error}", self.opened.name());
+        }
+        rc == 0
     }
 
     /// Returns the events that the device has reported.

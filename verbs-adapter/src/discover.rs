@@ -230,6 +230,11 @@ fn list_device(
         if !rules.hca.matches(device, Some(port_num)) {
             continue;
         }
+        if sysfs::is_iwarp(rules.sysfs, device) {
+            let why = "it speaks iWARP, and neither InfiniBand nor RoCE";
+            listing.omit(&name, why, false);
+            continue;
+        }
         let port = match Port::read(opened, port_num, &rules.gid, None) {
             Ok(port) => port,
             Err(error @ PortError::Gid { .. }) => {

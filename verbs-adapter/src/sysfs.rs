@@ -14,6 +14,12 @@ pub(crate) fn pci_path(sysfs: &Path, device: &str) -> Option<String> {
     fs::canonicalize(link).ok()?.into_os_string().into_string().ok()
 }
 
+/// Whether a device speaks iWARP, in the tree `sysfs`. The kernel writes such a type as `4: RNIC`.
+pub(crate) fn is_iwarp(sysfs: &Path, device: &str) -> bool {
+    let file = sysfs.join("class/infiniband").join(device).join("node_type");
+    fs::read_to_string(file).is_ok_and(|text| text.trim_end().ends_with("RNIC"))
+}
+
 /// Returns the counters of a port of a device since its driver was loaded, in the tree `sysfs`. Counters that the
 /// driver lacks are 0.
 pub(crate) fn counters(sysfs: &Path, device: &str, port_num: u8) -> NicCounters {
@@ -70,8 +76,8 @@ mod tests {
 
     #[test]
     fn the_counters_of_a_port_are_those_of_its_files_and_0_without_files() {
-        let sysfs = std::env::temp_dir().join(format!("counters-{}", std::process::id()));
-        let port = sysfs.join("class/infiniband/mlx5_0/ports/2");
+        let sysfs = tempfile::tempdir().unwrap();
+        let port = sysfs.path().join("class/infiniband/mlx5_0/ports/2");
         for (file, text) in [
             ("counters/port_xmit_data", "1000\n"),
             ("counters/port_rcv_errors", "3\n"),
@@ -82,9 +88,8 @@ mod tests {
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
         }
-        let found = counters(&sysfs, "mlx5_0", 2);
-        let none = counters(&sysfs, "mlx5_0", 1);
-        fs::remove_dir_all(&sysfs).unwrap();
+        let found = counters(sysfs.path(), "mlx5_0", 2);
+        let none = counters(sysfs.path(), "mlx5_0", 1);
         let expected = NicCounters {
             sent_bytes: 4000,
             corrupt_packets: 3,

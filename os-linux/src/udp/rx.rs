@@ -12,6 +12,8 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use socket2::Socket;
 
+use crate::fork::NotInherited;
+
 use super::{Control, UDP_NO_CHECK6_RX, bind, grow_buffer, message_header, set_option};
 
 /// Maximum number of trains that one system call receives.
@@ -26,7 +28,7 @@ const MESSAGE_BYTES_MAX: usize = 1 << 16;
 /// The receiving socket of a software NIC. Any thread may use it.
 #[derive(Debug)]
 pub struct RxSocket {
-    socket: Socket,
+    socket: NotInherited<Socket>,
     wake: OwnedFd,
     offload: bool,
 }
@@ -41,7 +43,7 @@ impl RxSocket {
         }
         let offload = set_option(&socket, libc::IPPROTO_UDP, libc::UDP_GRO, 1).is_ok();
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(RxSocket { socket, wake, offload })
+        Ok(RxSocket { socket: NotInherited::new(socket), wake, offload })
     }
 
     /// Returns the address on which the socket receives, with its port.

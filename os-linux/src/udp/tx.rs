@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use socket2::{SockAddr, Socket};
 
 use super::{Control, DATAGRAM_BYTES_MAX, bind, grow_buffer, message_header, set_option};
+use crate::fork::NotInherited;
 use crate::memory::Gather;
 
 /// Maximum number of datagrams in a train (`UDP_MAX_SEGMENTS` of kernels before 6.9; later ones take
@@ -30,7 +31,7 @@ pub(crate) const SOURCE_PORTS: RangeInclusive<u16> = 0xc000..=60_999;
 /// is predictable while the socket expects no peer; see [`ip_id`](Self::ip_id).
 #[derive(Debug)]
 pub struct TxSocket {
-    pub(super) socket: Socket,
+    pub(super) socket: NotInherited<Socket>,
     ipv6: bool,
     connected: Option<SocketAddr>,
     pub(super) offload: AtomicBool,
@@ -74,7 +75,8 @@ impl TxSocket {
         // Size 0 leaves offload off by default; the call only checks that the kernel supports it.
         let offload = set_option(&socket, libc::IPPROTO_UDP, libc::UDP_SEGMENT, 0).is_ok();
         let offload = AtomicBool::new(offload);
-        Ok(TxSocket { socket, ipv6: local.is_ipv6(), connected: None, offload })
+        let (socket, ipv6) = (NotInherited::new(socket), local.is_ipv6());
+        Ok(TxSocket { socket, ipv6, connected: None, offload })
     }
 
     /// Returns the source address of the packets, with its port.

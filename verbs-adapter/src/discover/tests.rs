@@ -69,6 +69,22 @@ fn ports_of_one_device_are_of_one_card_and_numbered() {
 }
 
 #[test]
+fn devices_that_speak_iwarp_are_left_out() {
+    let _fake = Fake::with_ports(1, 1);
+    let sysfs = tempfile::tempdir().unwrap();
+    let device = sysfs.path().join("class/infiniband/fake0");
+    std::fs::create_dir_all(&device).unwrap();
+    for (node_type, ports) in [("1: CA\n", 1), ("4: RNIC\n", 0)] {
+        std::fs::write(device.join("node_type"), node_type).unwrap();
+        let rules = Rules { sysfs: sysfs.path(), ..Rules::default() };
+        let listing = list_with(&LIBRARY, &rules, &|_| None);
+        assert_eq!(listing.ports.len(), ports, "{node_type}");
+        let said: Vec<String> = listing.omitted.iter().map(ToString::to_string).collect();
+        assert_eq!(said.iter().any(|said| said.contains("iWARP")), ports == 0, "{said:?}");
+    }
+}
+
+#[test]
 fn a_speed_that_only_all_attributes_tell_is_found_where_the_context_has_them() {
     let speed = |fake: Fake| {
         let listing = list_all(|_| None);

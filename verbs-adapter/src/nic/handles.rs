@@ -5,7 +5,7 @@
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 use std::io;
-use std::mem::ManuallyDrop;
+use std::mem::{self, ManuallyDrop};
 use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::{self, NonNull};
@@ -78,8 +78,8 @@ impl Drop for PdInner {
     fn drop(&mut self) {
         // SAFETY: The domain was allocated and is released once. All objects made from it held it and
         // are gone.
-        let rc = unsafe { (self.context.library().dealloc_pd)(self.raw.as_ptr()) };
-        note(&self.context, "ibv_dealloc_pd", rc);
+        let release = || unsafe { (self.context.library().dealloc_pd)(self.raw.as_ptr()) };
+        self.context.release("ibv_dealloc_pd", release);
     }
 }
 
@@ -181,9 +181,8 @@ impl Drop for Mr {
         }
         let context = &self.pd.0.context;
         // SAFETY: The region was registered and is released once.
-        let rc = unsafe { (context.library().dereg_mr)(self.raw.as_ptr()) };
-        note(context, "ibv_dereg_mr", rc);
-        if rc == 0 {
+        let release = || unsafe { (context.library().dereg_mr)(self.raw.as_ptr()) };
+        if context.release("ibv_dereg_mr", release) {
             // SAFETY: The memory is dropped once, and the device no longer reaches it. If deregistration
             // failed, the device may still reach the memory, so the handle leaks it.
             unsafe { ManuallyDrop::drop(&mut self.memory) };
@@ -302,8 +301,11 @@ impl Drop for CqInner {
     fn drop(&mut self) {
         // SAFETY: The queue was created and is destroyed once. All queue pairs on it held it and are
         // gone.
-        let rc = unsafe { (self.context.library().destroy_cq)(self.raw.as_ptr()) };
-        note(&self.context, "ibv_destroy_cq", rc);
+        let release = || unsafe { (self.context.library().destroy_cq)(self.raw.as_ptr()) };
+        if !self.context.release("ibv_destroy_cq", release) {
+            // The queue exists still: its events are noted here, and it uses its channel.
+            mem::forget((mem::take(&mut self.fate), self.channel.take()));
+        }
     }
 }
 
@@ -398,20 +400,15 @@ impl Drop for Qp {
     fn drop(&mut self) {
         // SAFETY: The queue pair was created and is destroyed once. The call waits until its events are
         // acknowledged.
-        let rc = unsafe { (self.library().destroy_qp)(self.raw()) };
-        note(&self.pd.context, "ibv_destroy_qp", rc);
+        let release = || unsafe { (self.library().destroy_qp)(self.raw()) };
+        if !self.pd.context.release("ibv_destroy_qp", release) {
+            // The queue pair exists still: its events are noted here.
+            mem::forget(mem::take(&mut self.fate));
+        }
     }
 }
 
 /// Makes the error for a driver that lacks a function of the data path.
 fn lacks(verb: Verb) -> NicError {
     NicError::new(verb, libc::EOPNOTSUPP, "the driver has no post_send, post_recv or poll_cq")
-}
-
-/// Logs a failed release, which nobody can handle.
-fn note(context: &Context, verb: &str, rc: c_int) {
-    if rc != 0 {
-        let error = io::Error::from_raw_os_error(rc.abs());
-        log::warn!("{}: {verb}: {error}", context.opened().name());
-    }
 }

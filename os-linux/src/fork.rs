@@ -1,0 +1,159 @@
+//! Sockets that no child of `fork` holds open.
+//!
+//! A child has a copy of each descriptor of its parent. If the parent is killed, the kernel keeps its connections for
+//! the child, and no peer hears of the end. A child could also end its parent's connections. So in a child each of
+//! these sockets gives way to one that is connected to nothing. Programs that the parent starts have none of them,
+//! since all sockets close on exec.
+
+use std::ops::{Deref, DerefMut};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::sync::Once;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Descriptors with this number or a higher one stay open in children.
+const FDS: usize = 1 << 20;
+const WORD_BITS: usize = u64::BITS as usize;
+
+/// A bit for each descriptor that is a [`NotInherited`] socket. The kernel gives pages only to words in use.
+static SOCKETS: [AtomicU64; FDS / WORD_BITS] = [const { AtomicU64::new(0) }; FDS / WORD_BITS];
+
+/// A socket of this process. In a child of `fork` it is connected to nothing.
+#[derive(Debug)]
+pub(crate) struct NotInherited<S: AsRawFd>(S);
+
+impl<S: AsRawFd> NotInherited<S> {
+    pub(crate) fn new(socket: S) -> Self {
+        static HANDLER: Once = Once::new();
+        // Without memory for the handler, children have copies of the socket.
+        // SAFETY: the handler only calls functions that are safe in a child of a process with threads.
+        HANDLER.call_once(|| _ = unsafe { libc::pthread_atfork(None, None, Some(in_child)) });
+        if let Some((word, bit)) = place(socket.as_raw_fd()) {
+            word.fetch_or(bit, Ordering::Relaxed);
+        }
+        NotInherited(socket)
+    }
+}
+
+impl<S: AsRawFd> Drop for NotInherited<S> {
+    fn drop(&mut self) {
+        // The socket is closed after this, so the number is not in use again yet.
+        if let Some((word, bit)) = place(self.0.as_raw_fd()) {
+            word.fetch_and(!bit, Ordering::Relaxed);
+        }
+    }
+}
+
+impl<S: AsRawFd> Deref for NotInherited<S> {
+    type Target = S;
+
+    fn deref(&self) -> &S {
+        &self.0
+    }
+}
+
+impl<S: AsRawFd> DerefMut for NotInherited<S> {
+    fn deref_mut(&mut self) -> &mut S {
+        &mut self.0
+    }
+}
+
+impl<S: AsRawFd + AsFd> AsFd for NotInherited<S> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+fn place(fd: RawFd) -> Option<(&'static AtomicU64, u64)> {
+    let fd = usize::try_from(fd).ok()?;
+    Some((SOCKETS.get(fd / WORD_BITS)?, 1 << (fd % WORD_BITS)))
+}
+
+/// Replaces the sockets, in a child of `fork`. The child has one thread, and locks that other threads of the parent held
+/// stay locked: only system calls are possible.
+extern "C" fn in_child() {
+    let mut nothing = -1;
+    for (at, word) in SOCKETS.iter().enumerate() {
+        // The child may use these numbers again.
+        let mut bits = word.swap(0, Ordering::Relaxed);
+        while bits != 0 {
+            let fd = (at * WORD_BITS) as RawFd + bits.trailing_zeros() as RawFd;
+            bits &= bits - 1;
+            // SAFETY: these calls touch descriptors only. The owner of `fd` keeps it, and finds another socket there.
+            unsafe {
+                if nothing < 0 {
+                    nothing =
+                        libc::socket(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0);
+                }
+                libc::dup3(nothing, fd, libc::O_CLOEXEC);
+            }
+        }
+    }
+    if nothing >= 0 {
+        // SAFETY: the descriptor was opened above, and nobody else knows it.
+        unsafe { libc::close(nothing) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    /// Forks. The child runs `body`, and lives until [`kill`].
+    fn fork(body: impl FnOnce()) -> libc::pid_t {
+        // SAFETY: the child calls nothing that needs a lock of another thread.
+        let pid = unsafe { libc::fork() };
+        assert!(pid >= 0);
+        if pid == 0 {
+            body();
+            loop {
+                // SAFETY: the call only waits.
+                unsafe { libc::pause() };
+            }
+        }
+        pid
+    }
+
+    fn kill(child: libc::pid_t) {
+        // SAFETY: nobody has waited for the child yet.
+        unsafe {
+            libc::kill(child, libc::SIGKILL);
+            libc::waitpid(child, std::ptr::null_mut(), 0);
+        }
+    }
+
+    #[test]
+    fn a_peer_hears_of_the_end_though_a_child_of_fork_lives() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let ours = NotInherited::new(ours);
+        let (mut told, tell) = UnixStream::pair().unwrap();
+        let child = fork(|| {
+            // The child's copy is connected to nothing.
+            let is_dead = (&*ours).write(&[1]).is_err();
+            let _ = (&tell).write(&[u8::from(is_dead)]);
+            // Its end is not the parent's.
+            let _ = ours.shutdown(std::net::Shutdown::Both);
+        });
+        let mut is_dead = [0];
+        told.read_exact(&mut is_dead).unwrap();
+        assert_eq!(is_dead, [1]);
+        (&*ours).write_all(&[7]).unwrap();
+        drop(ours);
+        let mut read = Vec::new();
+        theirs.read_to_end(&mut read).unwrap();
+        assert_eq!(read, [7]);
+        kill(child);
+    }
+
+    #[test]
+    fn a_number_that_is_used_again_is_left_alone() {
+        let (ours, _theirs) = UnixStream::pair().unwrap();
+        let fd = ours.as_raw_fd();
+        drop(NotInherited::new(ours));
+        let (word, bit) = place(fd).unwrap();
+        assert_eq!(word.load(Ordering::Relaxed) & bit, 0);
+        assert!(place(-1).is_none() && place(FDS as RawFd).is_none());
+    }
+}
