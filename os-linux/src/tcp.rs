@@ -24,6 +24,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::set_tcp_quickack;
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
+use crate::fork::NotInherited;
 use crate::memory::{Gather, Scatter};
 use crate::ports::bind_in_range;
 use renewal::{Door, Renewal};
@@ -38,7 +39,7 @@ const BACKLOG: i32 = 16_384;
 
 /// A TCP listener for peers.
 #[derive(Debug)]
-pub struct OobListener(TcpListener);
+pub struct OobListener(NotInherited<TcpListener>);
 
 impl OobListener {
     /// Listens at `addr`; if `addr` has port 0, listens at the first free port of `ports`.
@@ -54,7 +55,7 @@ impl OobListener {
         }
         socket.bind(&addr.into())?;
         socket.listen(BACKLOG)?;
-        Ok(OobListener(socket.into()))
+        Ok(OobListener(NotInherited::new(socket.into())))
     }
 
     /// Returns the address on which the listener listens, with its port.
@@ -87,7 +88,7 @@ impl AsFd for OobListener {
 /// A connection with a peer. Dropping it closes the connection.
 #[derive(Debug)]
 pub struct OobStream {
-    stream: TcpStream,
+    stream: NotInherited<TcpStream>,
     /// Address of the peer, stored because the kernel knows it only while the connection exists.
     peer: SocketAddr,
     /// The first error of the connection, shared because the kernel reports it once, to one handle only.
@@ -114,6 +115,7 @@ impl OobStream {
 
     fn new(stream: TcpStream, peer: SocketAddr) -> Self {
         let (error, silence) = (Arc::default(), SILENCE_MAX);
+        let stream = NotInherited::new(stream);
         OobStream { stream, peer, error, silence, door: None, renewal: None }
     }
 
@@ -217,7 +219,8 @@ impl OobStream {
 
     /// Returns another handle of the connection, so that one thread can send while another receives.
     pub fn try_clone(&self) -> io::Result<Self> {
-        let (stream, error) = (self.stream.try_clone()?, Arc::clone(&self.error));
+        let stream = NotInherited::new(self.stream.try_clone()?);
+        let error = Arc::clone(&self.error);
         let OobStream { peer, silence, .. } = *self;
         Ok(OobStream { stream, peer, error, silence, door: None, renewal: None })
     }
@@ -328,7 +331,7 @@ fn is_not_now(error: &io::Error) -> bool {
 }
 
 /// Whether the error means that a host does not answer or has no route.
-fn is_unreachable(error: &StreamError) -> bool {
+pub(crate) fn is_unreachable(error: &StreamError) -> bool {
     use libc::{EHOSTDOWN, EHOSTUNREACH, ENETDOWN, ENETUNREACH, ETIMEDOUT};
     let StreamError::Os(errno) = error else { return false };
     [ETIMEDOUT, EHOSTUNREACH, EHOSTDOWN, ENETUNREACH, ENETDOWN].contains(errno)

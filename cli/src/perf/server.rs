@@ -306,9 +306,12 @@ fn take_call(
     listener.wait(PAUSE)?;
     while let Some((stream, session)) = listener.poll(now_ns())? {
         let Some(peer) = stream.peer_addr() else { continue };
-        let (callers, to_serve) = (callers.take_in(&stream, peer)?, to_serve.clone());
-        let hear = move || hear_out((stream, session), peer, &callers, &to_serve);
-        thread::Builder::new().spawn(hear)?;
+        let (taken_in, to_serve) = (callers.take_in(&stream, peer)?, to_serve.clone());
+        let hear = move || hear_out((stream, session), peer, &taken_in, &to_serve);
+        if let Err(error) = thread::Builder::new().spawn(hear) {
+            callers.was_heard_out(peer);
+            return Err(error);
+        }
     }
     Ok(())
 }

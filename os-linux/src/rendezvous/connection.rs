@@ -9,7 +9,7 @@ use invar_core::conn::{Stream, StreamError};
 use invar_core::rendezvous::{
     FrameError, Incoming, RendezvousHeader, RendezvousMessage, Seal, Speaker,
 };
-use rustix::event::{PollFd, PollFlags};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::TICK;
 use crate::tcp::OobStream;
@@ -137,6 +137,14 @@ impl Connection {
         self.out.len()
     }
 
+    /// Whether the other end sends no more.
+    pub(super) fn has_ended(&self) -> bool {
+        let ends = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
+        let mut fds = [PollFd::new(&self.stream, PollFlags::RDHUP)];
+        let polled = poll(&mut fds, Some(&Timespec::default()));
+        polled.is_ok() && fds[0].revents().intersects(ends)
+    }
+
     /// Ends sending and receiving.
     pub(super) fn shutdown(&self) {
         self.stream.shutdown();
@@ -145,7 +153,7 @@ impl Connection {
     /// Returns the events to wait for; `receives` says whether this end receives more.
     pub(super) fn interest(&self, receives: bool) -> PollFlags {
         let mut interest = PollFlags::empty();
-        interest.set(PollFlags::IN, receives);
+        interest.set(if receives { PollFlags::IN } else { PollFlags::RDHUP }, true);
         interest.set(PollFlags::OUT, !self.out.is_empty());
         interest
     }

@@ -6,6 +6,7 @@ mod stuck;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
+use std::process;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
@@ -52,6 +53,7 @@ pub struct HubListener {
 pub struct Hub {
     id: UniqueId,
     closing: Arc<AtomicBool>,
+    process: u32,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -93,7 +95,7 @@ impl HubListener {
             let closing = closing.clone();
             move || meeting.run(listener, &closing)
         })?;
-        Ok(Hub { id, closing, thread: Some(thread) })
+        Ok(Hub { id, closing, process: process::id(), thread: Some(thread) })
     }
 }
 
@@ -119,6 +121,10 @@ impl Drop for Hub {
     fn drop(&mut self) {
         self.closing.store(true, Ordering::Release);
         let Some(thread) = self.thread.take() else { return };
+        if self.process != process::id() {
+            // A child of fork has no such thread to wait for, or to detach.
+            return std::mem::forget(thread);
+        }
         let since = Instant::now();
         while !thread.is_finished() && since.elapsed() < LINGER {
             thread::sleep(NAP);
@@ -201,10 +207,13 @@ impl Meeting {
             .chain(ranks)
             .map(|(connection, receives)| PollFd::new(connection, connection.interest(receives)))
             .collect();
-        if let Some(listener) = listener {
-            fds.push(PollFd::from_borrowed_fd(listener.as_fd(), PollFlags::IN));
+        let mut within = TICK;
+        match listener {
+            Some(listener) if listener.is_full() => within = NAP,
+            Some(listener) => fds.push(PollFd::from_borrowed_fd(listener.as_fd(), PollFlags::IN)),
+            None => {}
         }
-        if wait(&mut fds, TICK).is_err() {
+        if wait(&mut fds, within).is_err() {
             // This host is short of memory: continue slowly.
             thread::sleep(TICK);
         }
@@ -303,7 +312,8 @@ impl Meeting {
         for at in 0..self.ranks.len() {
             // A rank that sends without end must not keep the hub from the others.
             for _ in 0..MESSAGES_AT_ONCE {
-                if self.is_clogged() {
+                // What a rank has sent before it ended is bounded, and its end must be seen.
+                if self.is_clogged() && !self.ranks[at].connection.has_ended() {
                     break;
                 }
                 let rank = &mut self.ranks[at];

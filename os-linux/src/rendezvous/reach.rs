@@ -10,7 +10,7 @@ use invar_core::rendezvous::{Speaker, UniqueId};
 
 use super::connection::{Connection, Lost};
 use super::error::BootstrapError;
-use crate::tcp::OobStream;
+use crate::tcp::{self, OobStream};
 
 /// Interval between two attempts to reach a hub that does not listen yet.
 const RETRY_AFTER: Duration = Duration::from_millis(20);
@@ -22,20 +22,21 @@ pub(super) enum Unreached {
     Lost(Lost),
 }
 
-/// Connects to the hub; retries while nobody listens there.
+/// Connects to the hub; retries while nobody listens there, or while no network leads there yet.
 pub(super) fn connect(addr: SocketAddr, deadline: Instant) -> Result<OobStream, Unreached> {
     loop {
         let error = match OobStream::connect_by(addr, deadline) {
             Ok(stream) => return Ok(stream),
             Err(error) => error,
         };
-        if error != StreamError::Os(libc::ECONNREFUSED) {
-            return Err(Unreached::Lost(error.into()));
+        let is_refused = error == StreamError::Os(libc::ECONNREFUSED);
+        let may_pass =
+            is_refused || error == StreamError::Os(libc::ECONNRESET) || tcp::is_unreachable(&error);
+        match may_pass && Instant::now() + RETRY_AFTER < deadline {
+            true => thread::sleep(RETRY_AFTER),
+            false if is_refused => return Err(Unreached::Nobody),
+            false => return Err(Unreached::Lost(error.into())),
         }
-        if Instant::now() + RETRY_AFTER >= deadline {
-            return Err(Unreached::Nobody);
-        }
-        thread::sleep(RETRY_AFTER);
     }
 }
 

@@ -185,16 +185,20 @@ impl AuthListener {
         let since_ns = now_ns.saturating_sub(self.polled_ns.replace(now_ns).unwrap_or(now_ns));
         self.attended_ns += since_ns.min(ATTENTION_NS);
         self.is_full = false;
+        let mut taken_in = Ok(());
         for number in ready(&self.epoll)? {
             match number {
-                LISTENER => self.take_in()?,
+                LISTENER => taken_in = self.take_in(),
                 CALL => drop(rustix::io::read(&self.call, &mut [0; 8])),
                 number => self.hear(number),
             }
         }
         // This comes last, so that every caller that spoke in time is heard first.
         self.turn_away_silent();
-        Ok(self.ready.pop_front())
+        match self.ready.pop_front() {
+            Some(caller) => Ok(Some(caller)),
+            None => taken_in.map(|()| None),
+        }
     }
 
     /// Arms what ends the sleep of a waiter after [`AuthListener::poll`] has returned `None`.
@@ -204,6 +208,12 @@ impl AuthListener {
             true => interest.blind(),
             false => interest.readable(self),
         }
+    }
+
+    /// Whether callers wait in the kernel's queue because there is no room for them. Then look again soon, but do not
+    /// sleep on [`AsFd::as_fd`], which is readable meanwhile.
+    pub fn is_full(&self) -> bool {
+        self.is_full
     }
 
     /// Lets all waiters look once more. Whoever has got a connection calls this, because its poll may also have read
@@ -231,10 +241,11 @@ impl AuthListener {
         &mut self,
         now_ns: u64,
     ) -> io::Result<Option<(OobStream, SessionId)>> {
-        if self.resumed.is_empty() {
-            self.poll(now_ns)?;
+        let polled = if self.resumed.is_empty() { self.poll(now_ns).map(drop) } else { Ok(()) };
+        match self.resumed.pop_front() {
+            Some(caller) => Ok(Some(caller)),
+            None => polled.map(|()| None),
         }
-        Ok(self.resumed.pop_front())
     }
 
     fn take_in(&mut self) -> io::Result<()> {
@@ -332,15 +343,13 @@ impl AuthListener {
         }
     }
 
-    /// Turns away the oldest caller of the address with the most callers. Returns false if that caller
-    /// has only just arrived.
+    /// Turns away the oldest of the callers whose addresses have the most callers. Returns false if that
+    /// caller has only just arrived.
     fn make_room(&mut self) -> bool {
-        let most = self.by_source.iter().max_by_key(|(_, count)| **count);
-        let Some(source) = most.map(|(source, _)| *source) else { return false };
-        let is_of = |number: &&u64| {
-            self.pending.get(number).is_some_and(|pending| pending.source.ip() == source)
-        };
-        let Some(&number) = self.oldest.iter().find(is_of) else { return false };
+        let Some(&most) = self.by_source.values().max() else { return false };
+        self.oldest.retain(|number| self.pending.contains_key(number));
+        let is_of_most = |number: &&u64| self.by_source[&self.pending[*number].source.ip()] == most;
+        let Some(&number) = self.oldest.iter().find(is_of_most) else { return false };
         if self.attended_ns < self.pending[&number].came_ns + MOMENT_NS {
             return false;
         }

@@ -3,6 +3,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use invar_core::auth::{AuthError, Calling, Secret, Service, Session};
@@ -13,6 +14,8 @@ use super::{AuthListener, OobStream, os};
 use crate::random::random;
 use crate::unix::wait;
 
+/// The sleep of a listener that has no room for the callers in its queue.
+const FULL_PAUSE: Duration = Duration::from_millis(1);
 /// The longest sleep of a call before it checks its deadline.
 const TICK: Duration = Duration::from_millis(100);
 
@@ -83,6 +86,11 @@ impl OobStream {
 impl AuthListener {
     /// Waits until [`AuthListener::poll`] may have work, at most `within`.
     pub fn wait(&self, within: Duration) -> io::Result<()> {
+        if self.is_full() {
+            // The callers in the kernel's queue would end the wait at once.
+            thread::sleep(within.min(FULL_PAUSE));
+            return Ok(());
+        }
         wait(&mut [PollFd::new(self, PollFlags::IN)], within)
     }
 }

@@ -140,6 +140,26 @@ fn where_too_many_call_the_oldest_gives_way_of_the_address_that_has_the_most() {
 }
 
 #[test]
+fn callers_from_many_addresses_give_way_the_oldest_first() {
+    for _ in 0..10 {
+        let mut listener = listener();
+        listener.pending_max = 8;
+        let crowd: Vec<_> = (2..10).map(|last| stranger_from(&listener, last)).collect();
+        assert!(listener.poll(0).unwrap().is_none());
+        assert_eq!(listener.pending.len(), 8);
+        // Whoever comes now must not give way, and a peer gets in without a wait.
+        let young: Vec<_> = (10..16).map(|last| stranger_from(&listener, last)).collect();
+        get_in(&mut listener, MOMENT_NS);
+        let is_open = |mut caller: &TcpStream| {
+            caller.set_nonblocking(true).unwrap();
+            caller.read(&mut [0]).is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+        };
+        let open = |callers: &[TcpStream]| callers.iter().filter(|caller| is_open(caller)).count();
+        assert_eq!((open(&young), open(&crowd)), (6, 1));
+    }
+}
+
+#[test]
 fn callers_who_are_none_of_ours_are_turned_away_by_name() {
     let hello = Hello::new(Service::Rdma, [1; NONCE_BYTES]).to_bytes();
     let mut other_version = hello;
