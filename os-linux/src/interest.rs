@@ -66,17 +66,24 @@ impl Interest {
         }
     }
 
-    /// Arms the descriptor of a connection that may end. An interest has one such connection at a time. If its end has
-    /// woken the waiter already, the waiter must look now and then until somebody else has noticed the end.
+    /// Arms the descriptor of a connection that may end. If its end has woken the waiter already, the waiter must look
+    /// now and then until somebody else has noticed the end.
     pub fn hang_up(&mut self, fd: impl AsFd) {
-        let fd = fd.as_fd();
+        let (fd, flags) = (fd.as_fd(), EventFlags::RDHUP);
         let raw = fd.as_raw_fd();
-        let is_line = |known: &Known| known.flags == EventFlags::RDHUP;
-        self.known.retain(|known| !is_line(known) || known.fd == raw);
-        match self.known.iter().find(|known| is_line(known)) {
-            Some(known) if known.is_armed => {}
-            Some(_) => self.blind(),
-            None => self.arm(fd, EventFlags::RDHUP),
+        // A connection may be made anew, and its descriptor closed and used again. Only the kernel knows whether its
+        // set has this very connection.
+        match self.tell_kernel(fd, flags, false) {
+            Ok(()) => {
+                self.known.retain(|known| known.fd != raw);
+                self.known.push(Known { fd: raw, flags, is_armed: true });
+            }
+            Err(Errno::EXIST) => match self.known.iter().find(|known| known.fd == raw) {
+                Some(known) if known.flags != flags => self.arm(fd, flags),
+                Some(known) if !known.is_armed => self.blind(),
+                _ => {}
+            },
+            Err(_) => self.blind(),
         }
     }
 
@@ -236,6 +243,26 @@ mod tests {
             assert!(!interest.sleep(SHORT));
             ended.push(ours);
         }
+    }
+
+    #[test]
+    fn each_of_several_connections_that_take_turns_ends_the_sleep() {
+        let mut interest = Interest::default();
+        let (lines, mut peers): (Vec<_>, Vec<_>) =
+            (0..3).map(|_| UnixStream::pair().unwrap()).unzip();
+        for awaited in [&[0][..], &[1], &[0], &[0, 1, 2], &[2]] {
+            interest.begin();
+            awaited.iter().for_each(|line| interest.hang_up(&lines[*line]));
+            assert!(!interest.is_blind(), "{awaited:?}");
+            assert!(!interest.sleep(SHORT));
+        }
+        drop(peers.pop());
+        assert!(interest.sleep(LONG));
+        interest.begin();
+        interest.hang_up(&lines[0]);
+        assert!(!interest.is_blind());
+        drop(peers.remove(0));
+        assert!(interest.sleep(LONG));
     }
 
     #[test]
