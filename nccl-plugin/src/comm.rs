@@ -8,6 +8,7 @@ use std::ffi::{c_int, c_void};
 use std::mem;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use invar::raw::{
     Bias, Biased, Carrier, End, Keeper, KeeperGuard, KeptEnd, RecvEnd, Request, SendEnd,
@@ -23,6 +24,10 @@ use end::{CommEnd, EitherEnd, Tested};
 /// Maximum message length in bytes: the 32-bit fields on the wire hold no more.
 const MESSAGE_BYTES_MAX: usize = i32::MAX as usize;
 
+/// Number of transfers without events after one whose events nobody took. NCCL gives a step to every transfer, with a
+/// profiler and without.
+const UNWATCHED: u32 = 63;
+
 /// NCCL's end of a connection.
 pub(crate) struct Comm {
     /// Dropped first, so that the keeper forgets the end before it is closed.
@@ -35,6 +40,8 @@ pub(crate) struct Comm {
     kind: Kind,
     device: Device,
     device_number: c_int,
+    /// Number of transfers without events, until the profiler is asked again.
+    unwatched: AtomicU32,
 }
 
 /// Direction of a comm.
@@ -158,7 +165,8 @@ impl Comm {
         // SAFETY: An `Arc`'s pointer is not null.
         let end: NonNull<dyn NetEnd> =
             unsafe { NonNull::new_unchecked(Arc::into_raw(end).cast_mut()) };
-        Comm { guard: Some(guard), end, bias, kind, device: device.clone(), device_number }
+        let (device, unwatched) = (device.clone(), AtomicU32::new(0));
+        Comm { guard: Some(guard), end, bias, kind, device, device_number, unwatched }
     }
 
     /// The device of the connection.
@@ -209,6 +217,21 @@ impl Comm {
     pub(crate) unsafe fn carriers(&self, request: *mut c_void) -> Option<Vec<Carrier>> {
         // SAFETY: The caller upholds this function's safety contract.
         unsafe { self.end().carriers(&Request::from_raw(request::token(request))) }
+    }
+}
+
+impl Comm {
+    /// Notes that nobody took the events of a transfer. The next ones have none.
+    pub(crate) fn is_unwatched(&self) {
+        self.unwatched.store(UNWATCHED, Ordering::Relaxed);
+    }
+
+    /// Whether the next transfer has no events, because nobody took those of an earlier one.
+    pub(crate) fn skips_events(&self) -> bool {
+        let left = self.unwatched.load(Ordering::Relaxed);
+        // NCCL makes one call on a comm at a time.
+        self.unwatched.store(left.saturating_sub(1), Ordering::Relaxed);
+        left > 0
     }
 }
 

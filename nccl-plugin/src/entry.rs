@@ -244,6 +244,10 @@ unsafe fn start_events(
     request: *mut *mut c_void,
 ) -> Code {
     let (Code::SUCCESS, Some(slot)) = (code, handles::find(comm)) else { return code };
+    // SAFETY: NCCL makes no other call on the comm.
+    if unsafe { slot.comm() }.skips_events() {
+        return code;
+    }
     caught(|| {
         // SAFETY: The caller promises that `request` points to a request. NCCL makes no other call on
         // the comm.

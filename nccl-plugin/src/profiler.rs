@@ -1,9 +1,10 @@
 //! Events for NCCL's profiler plugins: the start and stop of each message, on each queue pair or on the
-//! socket that announces the message (NCCL's `net_ib_v1.h` and `net_socket_v1.h`, since v10). A send
+//! socket that announces the message (NCCL's `net_ib_v1.h` and `net_socket_v1.h`, since v11). A send
 //! starts when it is posted: sends of a group start when the last send of the group is posted.
 //!
-//! Only transfers for which NCCL names a step have events. Their requests carry a mark, so all other
-//! requests cost one bit test.
+//! Only transfers for which NCCL names a step have events. NCCL names one for each transfer, with a profiler or without.
+//! So a comm whose events nobody takes asks for one transfer in 64. Requests with events carry a mark, and all others
+//! cost one bit test.
 
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
@@ -132,8 +133,9 @@ unsafe fn start_posted(marked: *mut c_void, messages: Vec<ProfiledMessage>, comm
         started.extend(carriers.iter().map_while(start));
     }
     let is_any = !started.is_empty();
-    if is_any {
-        transfers().started.get_or_insert_default().insert(marked.addr(), started);
+    match is_any {
+        true => _ = transfers().started.get_or_insert_default().insert(marked.addr(), started),
+        false => comm.is_unwatched(),
     }
     is_any
 }

@@ -419,8 +419,10 @@ static void run(const char* library, end_t* ends, int n) {
   if (n == 2) CHECK(pthread_create(&other, NULL, side, &ends[1]) == 0);
   side(&ends[0]);
   if (n == 2) CHECK(pthread_join(other, NULL) == 0);
-#if API >= 10
+#if API >= 11
   CHECK(started >= n * (SINGLES + WINDOW * GROUP) && stopped == started);
+#elif API >= 10
+  CHECK(started == 0); // NCCL 2.26 and 2.27 crash in their callback
 #endif
 #if API >= 11
   OK(net->finalize(context));

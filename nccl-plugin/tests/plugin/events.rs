@@ -1,10 +1,10 @@
-//! Tests the profiler's events of transfers over queue pairs (`ncclProfilerCallback_t`, since v10).
+//! Tests the profiler's events of transfers over queue pairs (`ncclProfilerCallback_t`, since v11).
 
 use std::sync::Mutex;
 
 use invar_testkit::fake_cuda::FakeCuda;
 use nccl_net_invar::abi::{Description, ProfilerCallback, QpWork};
-use nccl_net_invar::tables::ncclNetPlugin_v10 as v10;
+use nccl_net_invar::tables::{ncclNetPlugin_v10 as v10, ncclNetPlugin_v11 as v11};
 
 use super::rig::*;
 
@@ -74,8 +74,10 @@ fn of_step(told: &[Told], step: usize) -> Vec<(c_int, usize)> {
 /// Makes a connection over four queue pairs, with a profiler.
 fn profiled(profiler: ProfilerCallback) -> Pair {
     let pair = Pair::new(4096);
-    // SAFETY: There is no logger, and the callback stays valid.
-    assert_eq!(unsafe { (v10.init)(None, Some(profiler)) }, Code::SUCCESS);
+    let mut context = ptr::null_mut();
+    // SAFETY: `context` has room for a context, there is no logger, and the callback stays valid.
+    let code = unsafe { (v11.init)(&mut context, 0, ptr::null(), None, Some(profiler)) };
+    assert_eq!(code, Code::SUCCESS);
     pair
 }
 
@@ -94,7 +96,7 @@ fn irecv(pair: &Pair, steps: &[usize]) -> *mut c_void {
     let mut request = ptr::null_mut();
     // SAFETY: Each array has `n` entries, and the memory is registered.
     let code = unsafe {
-        (v10.irecv)(
+        (v11.irecv)(
             pair.recv,
             n as c_int,
             data.as_mut_ptr(),
@@ -114,7 +116,7 @@ fn isend(pair: &Pair, size: usize, tag: usize, step: usize) -> *mut c_void {
     let (data, tag) = (pair.from.as_ptr().cast_mut().cast(), tag as c_int);
     let (step, mut request) = (ptr::without_provenance_mut(step), ptr::null_mut());
     // SAFETY: The memory is registered.
-    let code = unsafe { (v10.isend)(pair.send, data, size, tag, pair.from_mr, step, &mut request) };
+    let code = unsafe { (v11.isend)(pair.send, data, size, tag, pair.from_mr, step, &mut request) };
     assert_eq!((code, request.is_null()), (Code::SUCCESS, false));
     request
 }
@@ -173,5 +175,28 @@ fn requests_have_no_events_where_no_profiler_is_loaded() {
         // A request with events has an odd number.
         assert_eq!([received, sent].map(|request| request.addr() % 2), [0, 0]);
         assert_eq!(wait(&[sent, received])[1][0], 1000);
+        // A profiler that starts to take events is asked again soon.
+        let mut context = ptr::null_mut();
+        // SAFETY: `context` has room for a context, and the callback stays valid.
+        let code = unsafe { (v11.init)(&mut context, 0, ptr::null(), None, Some(profiler)) };
+        assert_eq!(code, Code::SUCCESS);
+        let transfers = (0..64).map(|_| {
+            let requests = [irecv(&pair, &[5]), isend(&pair, 8, 5, 6)];
+            wait(&requests);
+            requests.map(|request| request.addr() % 2)
+        });
+        let marks: Vec<_> = transfers.collect();
+        assert_eq!((marks[62], marks[63]), ([0, 0], [1, 1]));
+    });
+}
+
+#[test]
+fn no_event_is_told_through_the_interface_whose_nccl_crashes_in_it() {
+    four_queue_pairs().run(|| {
+        let pair = Pair::new(4096);
+        // SAFETY: There is no logger, and the callback stays valid.
+        assert_eq!(unsafe { (v10.init)(None, Some(profiler)) }, Code::SUCCESS);
+        wait(&[irecv(&pair, &[5]), isend(&pair, 1000, 5, 6)]);
+        assert!(told_since(0).is_empty());
     });
 }
