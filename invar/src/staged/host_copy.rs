@@ -25,6 +25,12 @@ impl HostCopy {
         len.max(BYTES_MIN).checked_next_power_of_two().unwrap_or(usize::MAX)
     }
 
+    /// Whether `INVAR_STAGING_BYTES` has room for ranges of these lengths at a time.
+    pub fn fit_together(lens: impl Iterator<Item = usize>, settings: &Settings) -> bool {
+        let bytes = lens.map(Self::bytes_for).fold(0, usize::saturating_add);
+        bytes as u64 <= settings.gpu.staging.bytes_max
+    }
+
     /// Pins memory for a range of at most `len` bytes on `gpu`. Returns `None` if too little is left of
     /// `INVAR_STAGING_BYTES`.
     ///

@@ -122,10 +122,7 @@ impl CollComm {
         // SAFETY: The caller has promised the memory.
         let Some(mut staging) = (unsafe { self.shared.copies.stage(memory, build) })? else {
             if pending == 0 {
-                return Err(misused(
-                    "too little pinned host memory is left for copies of GPU memory: set \
-                     INVAR_STAGING_BYTES higher",
-                ));
+                self.shared.copies.lack(memory)?;
             }
             self.communicator.check().map_err(|error| failed(&error))?;
             return Ok(None);

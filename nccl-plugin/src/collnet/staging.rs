@@ -1,12 +1,13 @@
 //! The memory that a collective works in: NCCL's own, or host memory in its place.
 //!
 //! - GPU memory passes through pinned host memory, since processors reduce. The driver fetches the input
-//!   before the collective starts, and stores the output after it. A comm keeps its pinned memory for
-//!   later collectives.
+//!   before the collective starts, and stores the output after it. The process keeps the pinned memory for
+//!   later collectives of any comm, until its last comm is closed.
 //! - The parts of a window pass through host memory in one piece.
 
 use std::ptr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
 use invar::communicator::{Mover, Posted, RawOperation};
 use invar::cuda::Gpu;
@@ -16,10 +17,20 @@ use invar::{Communicator, Error, Settings};
 use super::memory::MemoryRange;
 use crate::outcome::{Failed, failed, misused};
 
-/// A comm's pinned host memory that no collective uses.
+/// The time for which a comm without a collective waits for pinned memory that others use.
+const LACKS_MAX: Duration = Duration::from_secs(60);
+
+/// The pinned host memory of a process that no collective uses.
+type Free = Mutex<Vec<HostCopy>>;
+
+static FREE: Mutex<Weak<Free>> = Mutex::new(Weak::new());
+
+/// Lends pinned host memory to the collectives of a comm.
 pub(super) struct HostCopies {
     settings: Settings,
-    free: Mutex<Vec<HostCopy>>,
+    free: Arc<Free>,
+    /// Since when the comm waits for memory that others use.
+    lacks: Mutex<Option<Instant>>,
 }
 
 /// A collective, and the memory in the place of its input and of its output.
@@ -45,7 +56,10 @@ unsafe impl Send for Staging {}
 
 impl HostCopies {
     pub(super) fn new(settings: Settings) -> Self {
-        HostCopies { settings, free: Mutex::default() }
+        let mut of_process = locked(&FREE);
+        let free = of_process.upgrade().unwrap_or_default();
+        *of_process = Arc::downgrade(&free);
+        HostCopies { settings, free, lacks: Mutex::default() }
     }
 
     /// Prepares a collective from `input` to `output`, and starts to fetch the input. `build` makes the
@@ -61,6 +75,7 @@ impl HostCopies {
         let Some(mut copies) = self.take(input, output).map_err(|error| failed(&error))? else {
             return Ok(None);
         };
+        *locked(&self.lacks) = None;
         let of_output = copies.split_off(on_gpus(input).count());
         let (from, mut input) = Detour::around(input, copies)?;
         let (to, output) = Detour::around(output, of_output)?;
@@ -70,6 +85,28 @@ impl HostCopies {
             unsafe { input.copy(HostCopy::fetch) }.map_err(|error| failed(&error))?;
         }
         Ok(Some(Staging { operations, input, output }))
+    }
+
+    /// Fails if a collective for which [`stage`](Self::stage) finds no memory, and whose comm has no other one in
+    /// progress, waits in vain.
+    pub(super) fn lack(
+        &self,
+        (input, output): (&[MemoryRange], &[MemoryRange]),
+    ) -> Result<(), Failed> {
+        let lens = on_gpus(input).chain(on_gpus(output)).map(|(_, len)| len);
+        if !HostCopy::fit_together(lens, &self.settings) {
+            return Err(misused(
+                "too little pinned host memory is allowed for copies of GPU memory: set \
+                 INVAR_STAGING_BYTES higher",
+            ));
+        }
+        match locked(&self.lacks).get_or_insert_with(Instant::now).elapsed() > LACKS_MAX {
+            true => Err(misused(format_args!(
+                "other collectives and connections of this process have used all pinned host memory for \
+                 {LACKS_MAX:?}: set INVAR_STAGING_BYTES higher"
+            ))),
+            false => Ok(()),
+        }
     }
 
     /// Takes pinned memory for all parts that are on a GPU.
@@ -82,7 +119,7 @@ impl HostCopies {
         if parts().next().is_none() {
             return Ok(Some(Vec::new()));
         }
-        let mut free = self.free();
+        let mut free = locked(&self.free);
         if let Some(taken) = self.take_from(&mut free, parts())? {
             return Ok(Some(taken));
         }
@@ -115,13 +152,13 @@ impl HostCopies {
     /// Keeps the pinned memory of a collective for later ones.
     pub(super) fn keep(&self, staging: &mut Staging) {
         for detour in [&mut staging.input, &mut staging.output].into_iter().flatten() {
-            self.free().append(&mut detour.copies);
+            locked(&self.free).append(&mut detour.copies);
         }
     }
+}
 
-    fn free(&self) -> MutexGuard<'_, Vec<HostCopy>> {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Staging {
