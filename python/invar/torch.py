@@ -18,6 +18,8 @@ import contextlib
 import copy
 import datetime
 import functools
+import hashlib
+import ipaddress
 import os
 import queue
 import socket
@@ -60,6 +62,11 @@ _OPS = {
 }
 # The or of truth values is their maximum, and the and their minimum.
 _OF_TRUTH = {"sum": "max", "prod": "min"}
+# Addresses of no host (RFC 5737, RFC 3849): the way to them is the way to other networks.
+_ELSEWHERE = "192.0.2.1", "2001:db8::1"
+# The transfers that have not started, and their lock.
+_GATHERED = weakref.WeakSet()
+_GATHERED_LOCK = threading.Lock()
 # The threads that complete futures, until the program ends, and the lock of both.
 _COMPLETING = weakref.WeakSet()
 _COMPLETING_LOCK = threading.Lock()
@@ -173,6 +180,7 @@ class _Work(c10d.Work):
         if pending is None:
             return
         group, started = pending
+        _start_transfers()
         try:
             started().wait(_seconds(timeout))
             with self._lock:
@@ -237,10 +245,14 @@ class _Transfers:
     """Sends and receives that start together, so that ranks which send to each other do not wait."""
 
     def __init__(self, group):
-        self._group, self.calls, self._native = group, group._comm.group(), None
+        self._group, self.calls, self._native = group, group._pairs.group(), None
         self._refused = None
+        with _GATHERED_LOCK:
+            _GATHERED.add(self)
 
     def started(self):
+        with _GATHERED_LOCK:
+            _GATHERED.discard(self)
         with self._group._order:
             if self._group._transfers is self:
                 self._group._transfers = None
@@ -256,6 +268,18 @@ class _Transfers:
         return self._native
 
 
+def _start_transfers():
+    """Starts the transfers of all groups, since the caller waits now: another rank may need them first."""
+    if not _GATHERED:
+        return
+    with _GATHERED_LOCK:
+        gathered = list(_GATHERED)
+    for transfers in gathered:
+        # Those who wait for the transfers get the error.
+        with contextlib.suppress(Exception):
+            transfers.started()
+
+
 class ProcessGroupInvar(dist.ProcessGroup):
     """A process group whose ranks are those of a communicator of Invar."""
 
@@ -266,7 +290,9 @@ class ProcessGroupInvar(dist.ProcessGroup):
         self._works = collections.deque(maxlen=_WORKS_KEPT)
         self._unsettled, self._barriers = None, 0
         # The communicator goes first if nobody calls `shutdown`: the hub waits until its ranks have left.
-        self._comm, self._hub = _join(store, rank, size, timeout)
+        # Operations of a communicator run one after the other. Transfers have a communicator of their own, so that a
+        # receive may wait for a send that comes after a collective.
+        (self._comm, self._pairs), self._hubs, self._key = _join(store, rank, size, timeout)
 
     def name(self):
         return "invar"
@@ -285,12 +311,14 @@ class ProcessGroupInvar(dist.ProcessGroup):
             self._unsettled.put(None)
         self._works.clear()
         self._comm.close()
-        if self._hub is not None:
-            self._hub.close()
+        self._pairs.close()
+        for hub in self._hubs:
+            hub.close()
 
     def abort(self):
         """Ends the communicator on all ranks."""
-        self._comm.abort("torch.distributed aborted the process group")
+        for communicator in self._comm, self._pairs:
+            communicator.abort("torch.distributed aborted the process group")
 
     def _set_sequence_number_for_group(self):
         pass
@@ -301,9 +329,8 @@ class ProcessGroupInvar(dist.ProcessGroup):
     def _run(self, result, fill, finish=None):
         """Starts the calls that `fill` adds to a group. They move in `wait`, or after some
         milliseconds by themselves."""
+        _start_transfers()
         with self._order:
-            if self._transfers is not None:
-                self._transfers.started()
             calls = self._comm.group()
             fill(calls)
             native = calls.start(background=False)
@@ -315,6 +342,8 @@ class ProcessGroupInvar(dist.ProcessGroup):
             if self._unsettled is None:
                 self._unsettled = queue.SimpleQueue()
                 _start_settler(self._unsettled)
+                # The thread ends with the group.
+                weakref.finalize(self, self._unsettled.put, None)
         self._unsettled.put(work)
 
     def _reduce(self, tensor, op, add, has_result=True):
@@ -519,9 +548,10 @@ class ProcessGroupInvar(dist.ProcessGroup):
     def monitored_barrier(self, timeout=None, wait_all_ranks=False):
         """Waits for all ranks. If some do not come in time, rank 0 raises an error with their
         numbers, and the others one of rank 0."""
+        _start_transfers()
         timeout = self._timeout if _seconds(timeout) is None else timeout
         milliseconds = int(timeout.total_seconds() * 1000)
-        prefix, self._barriers = f"invar/barrier/{self._barriers}", self._barriers + 1
+        prefix, self._barriers = f"invar/barrier/{self._key}/{self._barriers}", self._barriers + 1
         if self._rank != 0:
             self._store.set(f"{prefix}/{self._rank}", b"here")
             try:
@@ -596,34 +626,57 @@ def _address(store):
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     host = getattr(store, "host", None) or os.environ.get("MASTER_ADDR") or socket.gethostname()
-    try:
+    address = _source(host) or "127.0.0.1"
+    if ipaddress.ip_address(address).is_loopback and not _names_loopback(host):
+        # Some distributions give a host's own name an address on loopback, which other hosts do not reach.
+        address = next(filter(None, map(_source, _ELSEWHERE)), address)
+    return f"[{address}]:0" if ":" in address else f"{address}:0"
+
+
+def _source(host):
+    """The address of this host on the way to another one, or None."""
+    with contextlib.suppress(OSError):
         found = socket.getaddrinfo(host, 1, type=socket.SOCK_DGRAM)[0]
         with socket.socket(found[0], socket.SOCK_DGRAM) as probe:
             # This sends nothing, and chooses the address of this host.
             probe.connect(found[4])
-            address = probe.getsockname()[0]
-    except OSError:
-        address = "127.0.0.1"
-    return f"[{address}]:0" if ":" in address else f"{address}:0"
+            return probe.getsockname()[0].partition("%")[0]
+
+
+def _names_loopback(host):
+    """Whether the user has asked for loopback."""
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
 
 
 def _join(store, rank, size, timeout):
-    """Brings the ranks together through the store. Returns the communicator, and the hub at rank 0."""
+    """Brings the ranks together through the store. Returns two communicators, their hubs at rank 0, and a key that
+    no other group has."""
     # The largest values that the settings take.
     milliseconds = max(1, min(int(timeout.total_seconds() * 1000), 86_400_000))
     settings = {}
     for name in ["INVAR_CONNECT_TIMEOUT_MS", "INVAR_COLL_TIMEOUT_MS"]:
         if not os.environ.get(name):
             settings[name] = str(milliseconds)
-    hub = None
+    hubs = []
     if rank == 0:
-        hub = invar.Hub(size, _address(store), timeout=milliseconds / 1000)
+        address = _address(store)
+        hubs = [invar.Hub(size, address, timeout=milliseconds / 1000) for _ in range(2)]
+        ids = b"".join(hub.id for hub in hubs)
         # Who can read the store can join, as with the other backends.
-        store.set("invar/id", hub.id)
-        hub_id = hub.id
+        store.set("invar/id", ids)
     else:
-        hub_id = store.get("invar/id")
-    return invar.Communicator.join(hub_id, rank, size, settings=settings), hub
+        ids = store.get("invar/id")
+    half = len(ids) // 2
+    communicators = [
+        invar.Communicator.join(one, rank, size, settings=settings) for one in (ids[:half], ids[half:])
+    ]
+    if rank == 0:
+        # All ranks have read the key. A later group may have the same store, and must not find it.
+        with contextlib.suppress(Exception):
+            store.delete_key("invar/id")
+    return communicators, hubs, hashlib.sha256(ids).hexdigest()[:16]
 
 
 def monitored_barrier(group=None, timeout=None, wait_all_ranks=False):

@@ -291,6 +291,45 @@ class Torch(unittest.TestCase):
         """
         self.succeed(3, code, "10.0\n")
 
+    def test_a_receive_may_wait_for_a_send_that_comes_after_a_collective(self):
+        code = """
+        tensor, other = torch.zeros(4), dist.new_group(backend="invar")
+        for group in [None, other]:
+            if rank == 0:
+                works = [dist.irecv(tensor, 1)]
+                dist.barrier(group)
+                works[0].wait()
+                works = [dist.isend(tensor, 1)]
+                invar.torch.monitored_barrier(group)
+                works[0].wait()
+            else:
+                dist.barrier(group)
+                dist.send(torch.full((4,), 7.0), 0)
+                dist.recv(tensor, 0)
+                invar.torch.monitored_barrier(group)
+            assert tensor.eq(7).all(), tensor
+            tensor.zero_()
+        """
+        self.succeed(2, code)
+
+    def test_a_store_serves_one_default_group_after_another(self):
+        code = """
+        for round in range(3):
+            if round > 0:
+                dist.init_process_group("invar", store=store, rank=rank, world_size=size, timeout=limit)
+            begin = time.monotonic()
+            if rank == 1:
+                time.sleep(0.3)
+            invar.torch.monitored_barrier()
+            assert rank != 0 or time.monotonic() - begin > 0.2, round
+            total = torch.full((2,), float(rank + round))
+            dist.all_reduce(total)
+            assert total.eq(1 + 2 * round).all(), total
+            dist.destroy_process_group()
+        dist.init_process_group("invar", store=store, rank=rank, world_size=size, timeout=limit)
+        """
+        self.succeed(2, code)
+
     def test_data_parallel_training_has_the_weights_of_gloo(self):
         code = """
         weights = []
@@ -308,8 +347,9 @@ class Torch(unittest.TestCase):
                 steps.step()
             weights.append(torch.cat([p.detach().reshape(-1) for p in model.parameters()]))
         assert torch.allclose(*weights), (weights[0] - weights[1]).abs().max()
-        dist.all_reduce(weights[1], dist.ReduceOp.MAX)
-        assert torch.equal(weights[1], weights[1].clone())
+        most = weights[1].clone()
+        dist.all_reduce(most, dist.ReduceOp.MAX)
+        assert torch.equal(most, weights[1]), "the ranks have the same weights"
         """
         self.succeed(2, code)
 
