@@ -3,6 +3,7 @@
 use std::fmt::Write;
 use std::fs;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -147,7 +148,12 @@ pub(crate) fn find(process: &str) -> Result<PathBuf, Failure> {
         let stem = path.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();
         stem.split('-').next() == Some(&pid.to_string())
     };
-    files().into_iter().find(is_of).ok_or_else(|| {
+    // Root sees the files of all users. One that the process' own user did not write may be forged.
+    let owner = |path: &Path| fs::metadata(path).ok().map(|of| of.uid());
+    let user = owner(format!("/proc/{pid}").as_ref());
+    let mut found: Vec<PathBuf> = files().into_iter().filter(is_of).collect();
+    found.sort_by_key(|path| owner(path) != user);
+    found.into_iter().next().ok_or_else(|| {
         let dir = directory();
         Failure::new(format_args!(
             "process {pid} has no flight recorder in {}: it has no connection and no rank, belongs to \

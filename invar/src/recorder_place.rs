@@ -78,10 +78,10 @@ fn file_of(process: Process) -> Option<Arc<Mutex<RecorderFile>>> {
         }
         Err(error) => {
             let _ = IS_BROKEN.set(());
-            let dir = directory();
-            log::info!(
-                "no flight recorder, invar inspect will find nothing: {}: {error}",
-                dir.display()
+            log::warn!(
+                "no flight recorder, so invar inspect and INVAR_METRICS show nothing: {}: {error}; \
+                 XDG_RUNTIME_DIR may name another folder, and INVAR_RECORDER=0 ends this warning",
+                directory().display()
             );
             None
         }

@@ -3,7 +3,7 @@
 //! A listener takes few callers at once and drops each that is not done in time. Callers that are silent, slow
 //! or many can keep others out for a moment, and cost no more than that.
 
-use std::fs::{self, File, Permissions};
+use std::fs::{self, OpenOptions, Permissions};
 use std::io::{self, ErrorKind, Read, Write};
 use std::mem::ManuallyDrop;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -18,12 +18,15 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 
+use crate::fork::NotInherited;
 use crate::unix;
 
 /// The most callers at once. A further caller takes the place of the oldest.
 const CALLERS_MAX: usize = 16;
 /// The longest request.
 const REQUEST_BYTES_MAX: usize = 4096;
+/// The longest answer without metrics.
+const HEAD_BYTES_MAX: usize = 1024;
 /// A caller that is not done within this time is dropped.
 const CALL_MAX: Duration = Duration::from_secs(2);
 /// A text is made anew at most this often.
@@ -43,8 +46,8 @@ pub enum Endpoint {
 }
 
 enum Listener {
-    Tcp(TcpListener),
-    Unix(UnixListener),
+    Tcp(NotInherited<TcpListener>),
+    Unix(NotInherited<UnixListener>),
 }
 
 enum Caller {
@@ -73,7 +76,7 @@ pub fn show(place: &Endpoint, render: impl FnMut() -> String) -> ! {
     let mut told = None;
     loop {
         let shown = match place {
-            Endpoint::File(path) => write(path, text.get()),
+            Endpoint::File(path) => write(path, &text_format(text.get())),
             Endpoint::Tcp(_) | Endpoint::Unix(_) => {
                 listen(place).and_then(|at| serve(&at, &mut text))
             }
@@ -82,8 +85,13 @@ pub fn show(place: &Endpoint, render: impl FnMut() -> String) -> ! {
             Err(error) if told != Some(error.kind()) => {
                 told = Some(error.kind());
                 match error.kind() {
-                    ErrorKind::AddrInUse => log::info!(
-                        "metrics at {place}: another process shows them, for all processes of its user"
+                    ErrorKind::AddrInUse if shows_ours(place) => log::info!(
+                        "metrics at {place}: another process of this user shows them, with those of all \
+                         processes whose recorders it finds"
+                    ),
+                    ErrorKind::AddrInUse => log::warn!(
+                        "no metrics at {place}: another program or user listens there; choose another place \
+                         in INVAR_METRICS"
                     ),
                     _ => log::warn!("no metrics at {place}: {error}"),
                 }
@@ -110,6 +118,58 @@ impl<R: FnMut() -> String> Text<R> {
         let made = self.made.take().filter(|(at, _)| at.elapsed() < FRESH);
         &self.made.insert(made.unwrap_or_else(|| (Instant::now(), (self.render)()))).1
     }
+}
+
+/// The line by which answers say whose metrics they have.
+fn server_line() -> String {
+    format!("Server: invar (uid {})\r\n", rustix::process::geteuid())
+}
+
+/// Whether a process of this user shows its metrics at a place.
+fn shows_ours(place: &Endpoint) -> bool {
+    fn ask(mut stream: impl ReadWrite) -> io::Result<bool> {
+        stream.write_all(b"GET / HTTP/1.0\r\n\r\n")?;
+        let mut answer = [0; HEAD_BYTES_MAX];
+        let mut len = 0;
+        while len < answer.len() {
+            match stream.read(&mut answer[len..])? {
+                0 => break,
+                more => len += more,
+            }
+        }
+        Ok(String::from_utf8_lossy(&answer[..len]).contains(&server_line()))
+    }
+    let of_this_user = match place {
+        Endpoint::Tcp(addr) => TcpStream::connect_timeout(addr, CALL_MAX).and_then(|stream| {
+            stream.set_read_timeout(Some(CALL_MAX))?;
+            ask(stream)
+        }),
+        Endpoint::Unix(path) => UnixStream::connect(path).and_then(|stream| {
+            stream.set_read_timeout(Some(CALL_MAX))?;
+            ask(stream)
+        }),
+        Endpoint::File(_) => Ok(false),
+    };
+    of_this_user.unwrap_or_default()
+}
+
+/// Rewrites OpenMetrics text in Prometheus' older text format, the only one that node_exporter's textfile collector
+/// reads. There a counter's family has the name of its samples, and neither units nor an end are marked.
+fn text_format(open_metrics: &str) -> String {
+    let is_counter = |name: &str| open_metrics.contains(&format!("# TYPE {name} counter\n"));
+    let mut text = String::with_capacity(open_metrics.len());
+    for line in open_metrics.lines() {
+        let words: Vec<&str> = line.splitn(4, ' ').collect();
+        match words[..] {
+            ["#", "UNIT", ..] | ["#", "EOF"] => continue,
+            ["#", what, name, rest] if is_counter(name) => {
+                text.push_str(&format!("# {what} {name}_total {rest}"));
+            }
+            _ => text.push_str(line),
+        }
+        text.push('\n');
+    }
+    text
 }
 
 /// The file that this process wrote last, with its device and its inode. A process that ends in order removes
@@ -152,7 +212,9 @@ fn replace(path: &Path, text: &str) -> io::Result<[u64; 2]> {
     new.push(format!(".{}", std::process::id()));
     let new = PathBuf::from(new);
     let write = || {
-        let mut file = File::create(&new)?;
+        // Others may write to the folder too: neither their file nor a link of theirs is written to.
+        let create = || OpenOptions::new().write(true).create_new(true).open(&new);
+        let mut file = create().or_else(|_| fs::remove_file(&new).and_then(|()| create()))?;
         file.write_all(text.as_bytes())?;
         let of = file.metadata()?;
         fs::rename(&new, path)?;
@@ -166,7 +228,7 @@ fn listen(place: &Endpoint) -> io::Result<Listener> {
         Endpoint::Tcp(addr) if addr.ip().is_loopback() => {
             let listener = TcpListener::bind(addr)?;
             listener.set_nonblocking(true)?;
-            Ok(Listener::Tcp(listener))
+            Ok(Listener::Tcp(NotInherited::new(listener)))
         }
         Endpoint::Unix(path) => {
             let listener = match UnixListener::bind(path) {
@@ -178,7 +240,7 @@ fn listen(place: &Endpoint) -> io::Result<Listener> {
             }?;
             fs::set_permissions(path, Permissions::from_mode(0o600))?;
             listener.set_nonblocking(true)?;
-            Ok(Listener::Unix(listener))
+            Ok(Listener::Unix(NotInherited::new(listener)))
         }
         _ => Err(io::Error::new(ErrorKind::InvalidInput, "not a loopback address")),
     }
@@ -320,7 +382,8 @@ fn answer_to(request: &[u8], text: &mut Text<impl FnMut() -> String>) -> Vec<u8>
     };
     let len = body.len();
     let head = format!(
-        "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len}\r\nConnection: close\r\n\r\n"
+        "HTTP/1.1 {status}\r\n{}Content-Type: {kind}\r\nContent-Length: {len}\r\nConnection: close\r\n\r\n",
+        server_line()
     );
     [head.as_bytes(), body.as_bytes()].concat()
 }
@@ -347,8 +410,8 @@ mod tests {
 
     #[test]
     fn a_socket_that_a_dead_process_left_is_taken_over_and_a_living_one_is_not() {
-        let path = std::env::temp_dir().join(format!("scrape-{}.sock", std::process::id()));
-        let _ = fs::remove_file(&path);
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.sock");
         drop(UnixListener::bind(&path).unwrap());
         let place = Endpoint::Unix(path.clone());
         let listener = listen(&place).unwrap();
@@ -360,12 +423,48 @@ mod tests {
         fs::write(&path, "kept").unwrap();
         assert!(listen(&place).is_err());
         assert_eq!(fs::read_to_string(&path).unwrap(), "kept");
-        fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn a_listener_that_is_no_process_of_this_user_with_metrics_is_told_apart() {
+        let listener = listen(&Endpoint::Tcp("127.0.0.1:0".parse().unwrap())).unwrap();
+        let Listener::Tcp(tcp) = &listener else { unreachable!() };
+        let ours = Endpoint::Tcp(tcp.local_addr().unwrap());
+        thread::spawn(move || serve(&listener, &mut Text { render: String::new, made: None }));
+        assert!(shows_ours(&ours));
+        let other = TcpListener::bind("127.0.0.1:0").unwrap();
+        let others = Endpoint::Tcp(other.local_addr().unwrap());
+        thread::spawn(move || {
+            other.accept().unwrap().0.write_all(b"HTTP/1.1 200 OK\r\nServer: dcgm\r\n\r\n")
+        });
+        assert!(!shows_ours(&others));
+    }
+
+    #[test]
+    fn a_file_has_counters_under_the_names_of_their_samples() {
+        let open_metrics = "# HELP a_bytes Sent.\n# TYPE a_bytes counter\n# UNIT a_bytes bytes\n\
+            a_bytes_total{x=\"# y\"} 1\n# HELP b Open.\n# TYPE b gauge\nb 2\n# EOF\n";
+        let text = "# HELP a_bytes_total Sent.\n# TYPE a_bytes_total counter\na_bytes_total{x=\"# y\"} 1\n\
+            # HELP b Open.\n# TYPE b gauge\nb 2\n";
+        assert_eq!(text_format(open_metrics), text);
+    }
+
+    #[test]
+    fn a_link_beside_the_file_is_not_followed() {
+        let folder = tempfile::tempdir().unwrap();
+        let [path, kept] = ["metrics.prom", "kept"].map(|name| folder.path().join(name));
+        fs::write(&kept, "kept").unwrap();
+        let beside = folder.path().join(format!("metrics.prom.{}", std::process::id()));
+        std::os::unix::fs::symlink(&kept, beside).unwrap();
+        replace(&path, "new").unwrap();
+        assert_eq!(fs::read_to_string(&kept).unwrap(), "kept");
+        assert_eq!(fs::read_to_string(&path).unwrap(), "new");
     }
 
     #[test]
     fn only_the_process_that_wrote_a_file_last_removes_it() {
-        let path = std::env::temp_dir().join(format!("scrape-{}.prom", std::process::id()));
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.prom");
         let first = replace(&path, "one").unwrap();
         let second = replace(&path, "two").unwrap();
         // An inode may be used again at once.

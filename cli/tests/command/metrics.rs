@@ -3,7 +3,7 @@
 use std::fs;
 use std::io::Write;
 use std::net::TcpStream;
-use std::path::PathBuf;
+use std::path::Path;
 use std::thread;
 
 use invar_core::auth::{Secret, Service};
@@ -11,35 +11,31 @@ use invar_testkit::strangers::{Door, besiege};
 use invar_testkit::unused;
 use invar_testkit::wait::until;
 use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
 
 use crate::*;
 
 /// A directory for the recorders and metrics of a test, and the transport of its runs.
-pub(crate) struct Dir(pub(crate) PathBuf, &'static str);
+pub(crate) struct Dir(TempDir, &'static str);
 
 impl Dir {
-    pub(crate) fn new(name: &str) -> Self {
-        Dir::over("soft", name)
+    pub(crate) fn new() -> Self {
+        Dir::over("soft")
     }
 
-    fn over(transport: &'static str, name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("metrics-{name}-{}", std::process::id()));
-        let _ = fs::remove_dir_all(&path);
-        fs::create_dir(&path).unwrap();
-        Dir(path, transport)
+    fn over(transport: &'static str) -> Self {
+        Dir(tempfile::tempdir().unwrap(), transport)
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.0.path()
     }
 
     /// A run whose recorders are in this directory.
     pub(crate) fn invar(&self, args: &[&str]) -> Command {
         let mut command = invar(args);
-        command.env("XDG_RUNTIME_DIR", &self.0).env("INVAR_TRANSPORT", self.1);
+        command.env("XDG_RUNTIME_DIR", self.path()).env("INVAR_TRANSPORT", self.1);
         command
-    }
-}
-
-impl Drop for Dir {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
     }
 }
 
@@ -80,7 +76,7 @@ pub(crate) fn sample(text: &str, parts: &[&str]) -> Option<f64> {
 
 #[test]
 fn a_run_shows_the_metrics_of_both_processes_over_http() {
-    let dir = Dir::new("http");
+    let dir = Dir::new();
     let addr = unused::address().to_string();
     let _runs = perf(&dir, &addr);
     let sent = ["invar_sent_bytes_total{", "role=\"sender\"", "device=\"soft"];
@@ -102,12 +98,16 @@ fn a_run_shows_the_metrics_of_both_processes_over_http() {
 
 #[test]
 fn a_run_writes_its_metrics_to_a_file() {
-    let dir = Dir::new("file");
-    let file = dir.0.join("invar.prom");
+    let dir = Dir::new();
+    let file = dir.path().join("invar.prom");
     let _runs = perf(&dir, &format!("file:{}", file.display()));
     let read = || fs::read_to_string(&file).unwrap_or_default();
     until("sent bytes", || sample(&read(), &["invar_sent_bytes_total{"]).is_some());
-    assert!(read().ends_with("# EOF\n"));
+    let text = read();
+    assert!(
+        text.contains("# TYPE invar_sent_bytes_total counter\n") && !text.contains("# EOF"),
+        "{text}"
+    );
 }
 
 /// The label of a run's process.
@@ -117,7 +117,7 @@ fn pid(run: &Run) -> String {
 
 #[test]
 fn a_run_shows_processes_that_keep_their_recorders_elsewhere() {
-    let dir = Dir::new("elsewhere");
+    let dir = Dir::new();
     let addr = unused::address().to_string();
     let mut command = dir.invar(&["perf", "--server", "127.0.0.1:0"]);
     let (_server, at) = server(command.env("INVAR_METRICS", &addr));
@@ -130,8 +130,8 @@ fn a_run_shows_processes_that_keep_their_recorders_elsewhere() {
 
 #[test]
 fn the_file_of_metrics_goes_when_the_process_ends_in_order() {
-    let dir = Dir::new("ends");
-    let file = dir.0.join("invar.prom");
+    let dir = Dir::new();
+    let file = dir.path().join("invar.prom");
     let mut command = dir.invar(&["perf", "--server", "127.0.0.1:0"]);
     let (_server, at) = server(&mut command);
     let args = ["perf", "--connect", &at, "-b", "64K", "-e", "64K", "-n", "100"];
@@ -143,8 +143,8 @@ fn the_file_of_metrics_goes_when_the_process_ends_in_order() {
 
 #[test]
 fn a_run_over_tcp_shows_both_ends_and_no_counters_of_a_nic() {
-    let dir = Dir::over("socket", "tcp");
-    let file = dir.0.join("invar.prom");
+    let dir = Dir::over("socket");
+    let file = dir.path().join("invar.prom");
     let runs = perf(&dir, &format!("file:{}", file.display()));
     let read = || fs::read_to_string(&file).unwrap_or_default();
     for (metric, role) in [
@@ -164,7 +164,7 @@ fn a_run_over_tcp_shows_both_ends_and_no_counters_of_a_nic() {
 
 #[test]
 fn top_shows_the_rates_of_a_run() {
-    let dir = Dir::new("top");
+    let dir = Dir::new();
     let _runs = perf(&dir, "");
     let top = |args: &[&str]| Run::start(&mut dir.invar(args)).wait();
     let mut rows = Vec::new();
@@ -183,8 +183,8 @@ fn top_shows_the_rates_of_a_run() {
 
 #[test]
 fn ranks_in_shared_memory_show_their_operations_waits_and_stalls() {
-    let dir = Dir::new("shared-memory");
-    let file = dir.0.join("invar.prom");
+    let dir = Dir::new();
+    let file = dir.path().join("invar.prom");
     let runs = ranks(&dir, "4K", &format!("file:{}", file.display()));
     let of = |metric: &str, rank: usize| {
         let labels = format!("rank=\"{rank}\",nranks=\"2\"}}");
@@ -224,7 +224,7 @@ fn a_place_that_others_reach_is_refused_in_words() {
 #[test]
 fn a_listener_of_metrics_keeps_strangers_off() {
     besiege("the listener of metrics", || {
-        let dir = Dir::new("strangers");
+        let dir = Dir::new();
         let addr = unused::address().to_string();
         let runs = perf(&dir, &addr);
         until("the listener", || scrape(&addr).is_some());
