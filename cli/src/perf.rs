@@ -79,7 +79,7 @@ pub(crate) struct Args {
     #[arg(long, value_enum, default_value_t = Op::Message)]
     op: Op,
 
-    /// Device to use, as `invar devices` names it [default: the one towards the peer]
+    /// Device to use, as `invar devices` names it [default: the first RDMA device, else the software NIC towards the peer]
     #[arg(long, value_name = "NAME")]
     nic: Option<String>,
 
@@ -193,7 +193,7 @@ pub(crate) struct Args {
     #[arg(long, conflicts_with_all = [
         "server", "connect", "nic", "rails", "min_bytes", "max_bytes", "factor", "iters", "warmup",
         "window", "recvs", "qps", "check", "no_check", "adaptive_routing", "json", "pcap", "rate",
-        "histogram", "bidirectional", "op", "gid_index", "port",
+        "histogram", "bidirectional", "op", "gid_index", "port", "soft_port", "port_range",
     ])]
     chaos: bool,
 

@@ -11,6 +11,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
+use invar::Settings;
 use invar_core::param::Params;
 use invar_linux::interface::Interface;
 use invar_linux::tcp::Congestion;
@@ -42,8 +43,10 @@ pub(crate) struct Host {
     pub(crate) sys: Folder,
     pub(crate) proc: Folder,
     pub(crate) dev: Folder,
-    /// The variables as NCCL's process has them.
+    /// The variables as NCCL's process has them, without those that Invar refuses.
     pub(crate) env: BTreeMap<String, String>,
+    /// The names of the refused variables, and why Invar refuses each.
+    pub(crate) refused: Vec<(String, String)>,
     /// NCCL's files of variables, and the variables that come from each.
     pub(crate) nccl_files: NcclFiles,
     pub(crate) system: Box<dyn System>,
@@ -175,12 +178,14 @@ impl Host {
         };
         let root = Folder(root.unwrap_or(Path::new("/")).to_owned());
         let nccl_files = add_nccl_files(&root, &mut env);
+        let refused = remove_refused(&mut env);
         Host {
             sys: Folder(sys),
             proc: Folder(root.path("proc")),
             dev: Folder(root.path("dev")),
             root,
             env,
+            refused,
             nccl_files,
             system,
         }
@@ -200,7 +205,7 @@ impl Host {
         }
     }
 
-    /// The settings; the defaults if one of them is refused, which the check `settings` reports.
+    /// The settings, with the defaults for refused variables.
     pub(crate) fn params(&self) -> Params<'_> {
         Params::from_lookup(|name| self.env.get(name).map(String::as_str)).unwrap_or_default()
     }
@@ -209,7 +214,9 @@ impl Host {
     pub(crate) fn is_container(&self) -> bool {
         self.root.has(".dockerenv")
             || self.root.has("run/.containerenv")
-            || self.var("container").is_some()
+            || ["container", "APPTAINER_CONTAINER", "SINGULARITY_CONTAINER"]
+                .iter()
+                .any(|name| self.var(name).is_some())
             || self.var("KUBERNETES_SERVICE_HOST").is_some()
     }
 
@@ -222,6 +229,21 @@ impl Host {
     pub(crate) fn rdma_devices(&self) -> Vec<String> {
         self.sys.names("class/infiniband")
     }
+}
+
+/// Removes the variables that Invar refuses from an environment. Returns their names, and why Invar refuses each.
+fn remove_refused(env: &mut BTreeMap<String, String>) -> Vec<(String, String)> {
+    let mut refused = Vec::new();
+    while let Err(error) = Settings::from_vars(&*env) {
+        let text = error.to_string();
+        let name = text.split('=').next().unwrap_or_default().to_owned();
+        let is_removed = env.remove(&name).is_some();
+        refused.push((name, text));
+        if !is_removed {
+            break;
+        }
+    }
+    refused
 }
 
 /// Adds the variables of NCCL's files to an environment. NCCL reads first the file that `NCCL_CONF_FILE`

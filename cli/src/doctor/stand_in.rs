@@ -130,7 +130,7 @@ impl StandIn {
     }
 
     /// Adds `mlx5_NUMBER` at a path below the root complex, with the interface `roceNUMBER`.
-    fn card(&mut self, number: u8, path: &str) {
+    pub(crate) fn card(&mut self, number: u8, path: &str) {
         let (device, netdev) = (format!("mlx5_{number}"), format!("roce{number}"));
         let path = format!("sys/devices/pci0000:3a/{path}");
         let (slot, address) = path.rsplit_once('/').unwrap();

@@ -151,6 +151,9 @@ fn measure(
     if let (DeviceKind::Socket, Some(flag)) = (kind, job.of_queue_pairs) {
         return Err(Failure::usage(format!("{flag}: {name} goes over TCP, without queue pairs")));
     }
+    if job.has_gid_index && matches!(kind, DeviceKind::Soft | DeviceKind::Socket) {
+        return Err(Failure::usage(format!("--gid-index: {name} has no table of GIDs")));
+    }
     if let Some(file) = &job.pcap {
         let file = file.try_clone().map_err(|error| Failure::io("the capture", &error))?;
         device.capture(file)?;

@@ -41,6 +41,8 @@ pub(super) struct Job {
     pub(super) adaptive_routing: Option<bool>,
     /// A given flag that has no effect over TCP.
     pub(super) of_queue_pairs: Option<&'static str>,
+    /// Whether the user has chosen a GID, which only RDMA devices have a table of.
+    pub(super) has_gid_index: bool,
     pub(super) pcap: Option<File>,
 }
 
@@ -75,6 +77,7 @@ impl Job {
         let job = Job {
             op: args.op,
             pcap,
+            has_gid_index: args.gid_index.is_some(),
             of_queue_pairs: flags.into_iter().find_map(|(flag, is_given)| is_given.then_some(flag)),
             qps: if args.op == Op::Message { settings.queue_pairs() } else { 1 },
             adaptive_routing: args.adaptive_routing.then_some(true),
@@ -117,6 +120,7 @@ impl Job {
             check: true,
             adaptive_routing: None,
             of_queue_pairs: None,
+            has_gid_index: false,
             pcap: None,
             settings,
         }

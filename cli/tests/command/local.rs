@@ -82,13 +82,13 @@ fn messages_over_tcp_are_measured_too() {
 
 #[test]
 fn json_goes_into_a_file_and_the_table_to_stdout() {
-    let file = std::env::temp_dir().join(format!("invar-perf-{}.json", std::process::id()));
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("results.json");
     let path = file.to_str().unwrap();
     let devices = json(&run(&["devices", "--json"]).stdout);
     let nic = devices[0]["name"].as_str().unwrap().to_owned();
     let outcome = run(&["perf", "-b", "8", "-e", "8", "-n", "5", "--nic", &nic, "--json", path]);
     let text = std::fs::read_to_string(&file).unwrap();
-    std::fs::remove_file(&file).unwrap();
     assert_eq!(json(&text)["nic"], nic);
     let is_row = |line: &&str| !line.starts_with('#');
     assert_eq!(outcome.ok().stdout.lines().filter(is_row).count(), 1);
@@ -97,12 +97,12 @@ fn json_goes_into_a_file_and_the_table_to_stdout() {
 
 #[test]
 fn a_run_that_fails_leaves_the_results_of_the_last_one() {
-    let file = std::env::temp_dir().join(format!("invar-kept-{}.json", std::process::id()));
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("results.json");
     std::fs::write(&file, "the results of last week\n").unwrap();
     let connect = unused::address().to_string();
     let outcome = run(&["perf", "--connect", &connect, "--json", file.to_str().unwrap()]);
     let text = std::fs::read_to_string(&file).unwrap();
-    std::fs::remove_file(&file).unwrap();
     assert_eq!((outcome.status, text.as_str()), (Some(3), "the results of last week\n"));
     let outcome = run(&["perf", "--connect", &connect, "--plot", "/nowhere/x.svg"]);
     assert!(outcome.line().starts_with("invar: creating /nowhere/x.svg: "), "{}", outcome.stderr);
@@ -110,9 +110,8 @@ fn a_run_that_fails_leaves_the_results_of_the_last_one() {
 
 #[test]
 fn a_run_leaves_a_picture_a_histogram_and_results_to_compare() {
-    let directory = std::env::temp_dir().join(format!("invar-perf-plot-{}", std::process::id()));
-    std::fs::create_dir_all(&directory).unwrap();
-    let path = |name: &str| directory.join(name).to_str().unwrap().to_owned();
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let (plot, before, after) = (path("plot.svg"), path("before.json"), path("after.json"));
     let sizes = ["perf", "-b", "8", "-e", "4K", "-f", "512", "-n", "20"];
     let extras = ["--plot", &plot, "--histogram", "--json", &before];
@@ -128,7 +127,6 @@ fn a_run_leaves_a_picture_a_histogram_and_results_to_compare() {
     let rows = outcome.ok().stdout.lines().filter(|line| !line.starts_with('#')).count();
     assert_eq!(rows, 2, "{}", outcome.stdout);
     let outcome = run(&["perf", "--compare", &before, &plot]);
-    std::fs::remove_dir_all(&directory).unwrap();
     assert_eq!(outcome.status, Some(2));
     assert!(outcome.line().contains("plot.svg: no results of invar perf --json"));
 }
@@ -156,7 +154,7 @@ fn both_ways_at_once_every_byte_arrives() {
 
 #[test]
 fn a_rate_and_a_duration_bound_the_timed_messages() {
-    let flags = ["--duration", "0.1", "--rate", "0.1", "--gid-index", "0", "--json", "-"];
+    let flags = ["--duration", "0.1", "--rate", "0.1", "--json", "-"];
     let outcome = run(&[&["perf", "-b", "4K", "-e", "4K"][..], &flags].concat());
     let result = json(&outcome.ok().stdout);
     let row = &result["rows"][0];

@@ -18,11 +18,23 @@ pub(super) fn check(host: &Host, report: &mut Report) {
     let devices = RdmaDevice::used(host);
     let ports = || devices.iter().flat_map(|device| &device.ports);
     let has_active = ports().any(RdmaPort::is_active);
-    for port in ports() {
-        match port.state.as_str() {
-            "" => report.unseen(format!("{}: /sys does not show its state", port.title)),
-            "ACTIVE" => link(port, report),
-            _ => report.find(down(port, has_active)),
+    // The ports of a card are the functions of one PCI device, or several ports of one function.
+    let card = |device: &RdmaDevice| {
+        let address = host.sys.link_name(device.pci_file("").trim_end_matches('/'))?;
+        Some(address.rsplit_once('.')?.0.to_owned())
+    };
+    let active = devices.iter().filter(|device| device.ports.iter().any(RdmaPort::is_active));
+    let active_cards: Vec<String> = active.filter_map(card).collect();
+    for device in &devices {
+        let is_asked_for = host.var("NCCL_IB_HCA").is_some();
+        let is_spare =
+            !is_asked_for && card(device).is_some_and(|card| active_cards.contains(&card));
+        for port in &device.ports {
+            match port.state.as_str() {
+                "" => report.unseen(format!("{}: /sys does not show its state", port.title)),
+                "ACTIVE" => link(port, report),
+                _ => report.find(down(port, has_active, is_spare)),
+            }
         }
     }
     compare(host, &devices, report);
@@ -76,12 +88,14 @@ fn foreign(host: &Host, device: &RdmaDevice, port: &RdmaPort) -> Finding {
     }
 }
 
-/// A port that carries nothing. Cards often have a second port that nobody uses.
-fn down(port: &RdmaPort, has_active: bool) -> Finding {
+/// A port that carries nothing. `is_spare` says whether its card has an active port and nobody has asked for this
+/// one: cards often have a second port that is not used.
+fn down(port: &RdmaPort, has_active: bool, is_spare: bool) -> Finding {
     let RdmaPort { title, state, phys_state, .. } = port;
     let netdev = port.netdev().unwrap_or("INTERFACE");
-    let (why, mend) = match (state.as_str(), phys_state.as_str()) {
-        ("INIT" | "ARMED", _) => (
+    let has_link = matches!(state.as_str(), "INIT" | "ARMED");
+    let (why, mend) = match (has_link, phys_state.as_str()) {
+        (true, _) => (
             "it has a link, and no subnet manager has configured it".to_owned(),
             "systemctl start opensm   # on one host of the network, or on a switch".to_owned(),
         ),
@@ -102,7 +116,11 @@ fn down(port: &RdmaPort, has_active: bool) -> Finding {
         ),
     };
     Finding {
-        severity: if has_active { Severity::Warn } else { Severity::Bad },
+        severity: match (has_active, is_spare && !has_link) {
+            (false, _) => Severity::Bad,
+            (true, false) => Severity::Warn,
+            (true, true) => Severity::Note,
+        },
         id: "port-down",
         subject: title.clone(),
         what: format!("the port is {state}: {why}"),

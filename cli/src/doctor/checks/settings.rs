@@ -14,30 +14,25 @@ pub(super) fn check(host: &Host, report: &mut Report) {
             names.join(", ")
         ));
     }
-    match Settings::from_vars(&host.env) {
-        Err(error) => {
-            let text = error.to_string();
-            let name = text.split('=').next().unwrap_or_default().to_owned();
-            report.find(Finding {
-                severity: Severity::Bad,
-                id: "setting-refused",
-                what: without(&name, &text),
-                costs: "Invar does not start".to_owned(),
-                mend: format!(
-                    "{}   # `invar settings` shows the values that are allowed",
-                    host.unset(&name)
-                ),
-                subject: name,
-            });
-        }
-        Ok(mut settings) => {
-            let remarks = settings.take_remarks();
-            if remarks.is_empty() {
-                report.well("no variable of Invar or of NCCL's networks is unknown or refused");
-            }
-            remarks.into_iter().for_each(|remark| report.find(remarked(host, remark)));
-        }
+    for (name, text) in &host.refused {
+        report.find(Finding {
+            severity: Severity::Bad,
+            id: "setting-refused",
+            what: without(name, text),
+            costs: "Invar does not start".to_owned(),
+            mend: format!(
+                "{}   # `invar settings` shows the values that are allowed",
+                host.unset(name)
+            ),
+            subject: name.clone(),
+        });
     }
+    let remarks = Settings::from_vars(&host.env).map(|mut settings| settings.take_remarks());
+    let remarks = remarks.unwrap_or_default();
+    if remarks.is_empty() && host.refused.is_empty() {
+        report.well("no variable of Invar or of NCCL's networks is unknown or refused");
+    }
+    remarks.into_iter().for_each(|remark| report.find(remarked(host, remark)));
     for name in NCCL_ONLY.iter().filter(|name| host.var(name).is_some()) {
         report.find(Finding {
             severity: Severity::Note,

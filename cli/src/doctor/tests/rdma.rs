@@ -123,6 +123,19 @@ fn ports_that_are_down_are_worse_if_no_other_is_up() {
 }
 
 #[test]
+fn the_second_port_of_a_card_may_be_down_unless_the_user_has_asked_for_it() {
+    let mut host = StandIn::plain();
+    host.facts.libibverbs = Libibverbs::Lists(vec![]);
+    host.card(0, "0000:3a:00.0/0000:3b:00.0");
+    host.card(1, "0000:3a:00.0/0000:3b:00.1");
+    host.port(1, "state", "1: DOWN");
+    host.port(1, "phys_state", "3: Disabled");
+    assert_eq!(host.findings(), ["note port-down mlx5_1 port 1"]);
+    host.set("NCCL_IB_HCA", "mlx5");
+    assert_eq!(host.findings(), ["warn port-down mlx5_1 port 1"]);
+}
+
+#[test]
 fn an_infiniband_port_without_a_subnet_manager() {
     let host = StandIn::rdma();
     host.port(0, "link_layer", "InfiniBand");
@@ -361,6 +374,9 @@ fn two_cards_in_a_subnet_where_the_kernel_answers_for_both_on_either() {
     host.tree.file(&format!("{conf}/all/arp_ignore"), "1");
     assert_eq!(host.findings(), [""; 0]);
     host.tree.file(&format!("{conf}/all/arp_ignore"), "0");
+    host.tree.file(&format!("{conf}/all/arp_filter"), "1");
+    assert_eq!(host.findings(), [""; 0]);
+    host.tree.file(&format!("{conf}/all/arp_filter"), "0");
     let last = host.facts.interfaces.len() - 1;
     host.facts.interfaces[last].addresses[0].prefix_len = 32;
     host.facts.interfaces[last - 1].addresses[0].prefix_len = 32;
