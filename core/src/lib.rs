@@ -37,6 +37,7 @@ pub mod conn;
 pub mod device;
 pub mod error;
 pub mod fifo;
+pub mod hex;
 mod inbox;
 pub mod math;
 pub mod metrics;

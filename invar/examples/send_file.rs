@@ -17,7 +17,7 @@ use std::io::{Read, Write};
 use std::time::Duration;
 use std::{env, fs, thread};
 
-use invar::{Choice, Device, HANDLE_BYTES, Handle, Listener, MemoryRegion, SendComm, Settings};
+use invar::{Choice, Device, Handle, Listener, MemoryRegion, SendComm, Settings};
 
 type Outcome = Result<(), Box<dyn Error + Send + Sync>>;
 
@@ -39,10 +39,10 @@ fn main() -> Outcome {
     match args[..] {
         ["--receive", copy] => {
             let listener = Listener::bind(&device, &settings)?;
-            println!("{}", to_hex(&listener.handle()));
+            println!("{}", listener.handle().hex());
             receive(&device, &listener, copy)
         }
-        ["--send", file, handle] => send(&device, &settings, &from_hex(handle)?, file),
+        ["--send", file, handle] => send(&device, &settings, &Handle::from_hex(handle)?, file),
         [file, copy] => {
             let listener = Listener::bind(&device, &settings)?;
             let handle = listener.handle();
@@ -118,17 +118,4 @@ fn measure(file: &mut File) -> Result<(u64, u64), std::io::Error> {
             sum = (sum ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
         }
     }
-}
-
-fn to_hex(handle: &Handle) -> String {
-    handle.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-fn from_hex(text: &str) -> Result<Handle, Box<dyn Error + Send + Sync>> {
-    let mut bytes = [0; HANDLE_BYTES];
-    for (i, byte) in bytes.iter_mut().enumerate() {
-        let digits = text.get(2 * i..2 * i + 2).ok_or("the handle is too short")?;
-        *byte = u8::from_str_radix(digits, 16)?;
-    }
-    Ok(Handle::from_bytes(bytes)?)
 }

@@ -9,11 +9,12 @@ use std::env;
 use std::error::Error;
 use std::fs;
 use std::io::{self, BufRead, BufReader, Write};
-use std::process::{Child, Command, ExitCode, Stdio};
+use std::process::{Command, ExitCode, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use invar::{Device, HANDLE_BYTES, Handle, Listener, MemoryRegion, SendComm, Settings};
+use invar::{Device, Handle, Listener, MemoryRegion, SendComm, Settings};
+use invar_testkit::child::Killed;
 
 const MESSAGE_BYTES: usize = 256 << 10;
 /// Messages that show that a connection works.
@@ -48,9 +49,7 @@ fn serve(nic: &str) -> Done<()> {
     let device = Device::open(nic)?;
     let listener = Listener::bind(&device, &Settings::from_env()?)?;
     let region = MemoryRegion::new(&device, MESSAGE_BYTES)?;
-    let hex: String =
-        listener.handle().as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
-    writeln!(io::stdout(), "{hex}")?;
+    writeln!(io::stdout(), "{}", listener.handle().hex())?;
     loop {
         let mut comm = listener.accept_within(2 * TIMEOUT)?;
         // The client says when it has had enough, and so does its fault.
@@ -58,24 +57,14 @@ fn serve(nic: &str) -> Done<()> {
     }
 }
 
-/// The other process, which ends with this one.
-struct Server(Child);
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 fn client(nic: &str, peer: &str, cause: &str, undo: &str) -> Done<()> {
     let server =
         Command::new(env::current_exe()?).args(["serve", peer]).stdout(Stdio::piped()).spawn()?;
-    let mut server = Server(server);
+    let mut server = Killed(server);
     let mut line = String::new();
     let stdout = server.0.stdout.take().ok_or("no pipe")?;
     BufReader::new(stdout).read_line(&mut line)?;
-    let handle = parse(line.trim()).ok_or("the server gave no handle")?;
+    let handle = Handle::from_hex(line.trim())?;
 
     let device = Device::open(nic)?;
     let region = MemoryRegion::new(&device, MESSAGE_BYTES)?;
@@ -143,12 +132,4 @@ fn run(command: &str) -> Done<()> {
         status if status.success() => Ok(()),
         status => Err(format!("{command}: {status}").into()),
     }
-}
-
-fn parse(hex: &str) -> Option<Handle> {
-    let mut bytes = [0; HANDLE_BYTES];
-    for (at, byte) in bytes.iter_mut().enumerate() {
-        *byte = u8::from_str_radix(hex.get(2 * at..2 * at + 2)?, 16).ok()?;
-    }
-    Handle::from_bytes(bytes).ok()
 }

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use invar::{HANDLE_BYTES, Handle};
+use invar::Handle;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use super::about::About;
@@ -217,8 +217,7 @@ pub(super) struct Hex(pub(super) Vec<u8>);
 
 impl Serialize for Hex {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let hex: String = self.0.iter().map(|byte| format!("{byte:02x}")).collect();
-        serializer.serialize_str(&hex)
+        serializer.collect_str(&invar_core::hex::Hex(&self.0))
     }
 }
 
@@ -238,15 +237,14 @@ pub(super) struct HandleHex(pub(super) Handle);
 
 impl Serialize for HandleHex {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        Hex(self.0.as_bytes().to_vec()).serialize(serializer)
+        serializer.collect_str(&self.0.hex())
     }
 }
 
 impl<'de> Deserialize<'de> for HandleHex {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let bytes: Result<[u8; HANDLE_BYTES], _> = Hex::deserialize(deserializer)?.0.try_into();
-        let bytes = bytes.map_err(|_| de::Error::custom("a handle is 256 hex digits"))?;
-        Handle::from_bytes(bytes).map(HandleHex).map_err(de::Error::custom)
+        let hex = String::deserialize(deserializer)?;
+        Handle::from_hex(&hex).map(HandleHex).map_err(de::Error::custom)
     }
 }
 

@@ -5,6 +5,7 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddr
 
 use super::Wire;
 use crate::auth::Secret;
+use crate::hex::{self, Hex};
 
 /// Bytes of a handle (`NCCL_NET_HANDLE_MAXSIZE`).
 pub const HANDLE_BYTES: usize = 128;
@@ -35,6 +36,8 @@ pub struct Handle([u8; HANDLE_BYTES]);
 /// The reason why bytes are not a handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HandleError {
+    /// The text is not twice as many hexadecimal digits as a handle has bytes.
+    Text,
     /// The first bytes are not those of an Invar handle.
     Magic([u8; 4]),
     /// The handle belongs to Invar's wire, but NCCL 2.14's wire is in use.
@@ -102,6 +105,19 @@ impl Handle {
             return Ok(handle);
         }
         ours.map(|_| handle)
+    }
+
+    /// Shows the handle as 256 hexadecimal digits, for channels of text. The secret is among them.
+    pub const fn hex(&self) -> Hex<'_> {
+        Hex(&self.0)
+    }
+
+    /// Reads the text of [`Handle::hex`].
+    ///
+    /// # Errors
+    /// The text is something else, or the errors of [`Handle::from_bytes`].
+    pub fn from_hex(text: &str) -> Result<Self, HandleError> {
+        Handle::from_bytes(hex::parse(text).ok_or(HandleError::Text)?)
     }
 
     /// Wraps bytes as a handle without checking them.
@@ -188,6 +204,9 @@ impl fmt::Debug for Handle {
 impl fmt::Display for HandleError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            HandleError::Text => {
+                write!(f, "not a handle: it has {} hexadecimal digits", 2 * HANDLE_BYTES)
+            }
             HandleError::Magic(got) => write!(
                 f,
                 "not a handle of Invar: it begins with {got:02x?}; does the listener speak NCCL \

@@ -5,6 +5,7 @@ use core::net::SocketAddr;
 
 use crate::auth::{SECRET_BYTES, Secret};
 use crate::conn::{HANDLE_BYTES, HANDLE_SECRET_BYTES, Handle, HandleError, Wire};
+use crate::hex::{self, Hex};
 
 /// Length of a unique id in bytes (`NCCL_UNIQUE_ID_BYTES`).
 pub const UNIQUE_ID_BYTES: usize = HANDLE_BYTES;
@@ -28,6 +29,9 @@ pub struct UniqueId([u8; UNIQUE_ID_BYTES]);
 /// Why bytes are not a unique id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UniqueIdError {
+    /// The text is not twice as many hexadecimal digits as an id has bytes.
+    #[error("not a unique id: it has {} hexadecimal digits", 2 * UNIQUE_ID_BYTES)]
+    Text,
     /// The address is not valid.
     #[error("not a unique id: {0}")]
     Address(#[from] HandleError),
@@ -57,6 +61,19 @@ impl UniqueId {
     /// Bytes to copy to the ranks.
     pub const fn as_bytes(&self) -> &[u8; UNIQUE_ID_BYTES] {
         &self.0
+    }
+
+    /// Shows the id as 256 hexadecimal digits, for channels of text. The secret is among them.
+    pub const fn hex(&self) -> Hex<'_> {
+        Hex(&self.0)
+    }
+
+    /// Reads the text of [`UniqueId::hex`].
+    ///
+    /// # Errors
+    /// The text is something else, or the errors of [`UniqueId::from_bytes`].
+    pub fn from_hex(text: &str) -> Result<Self, UniqueIdError> {
+        UniqueId::from_bytes(hex::parse(text).ok_or(UniqueIdError::Text)?)
     }
 
     /// Address at which the hub listens.

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use invar_core::param::PortRange;
-use invar_core::rendezvous::{UNIQUE_ID_BYTES, UniqueId};
+use invar_core::rendezvous::UniqueId;
 use invar_linux::interface::{Interface, resolve};
 use invar_linux::pmi::Client;
 use invar_linux::rendezvous::secret_of;
@@ -61,14 +61,13 @@ fn over_pmi(launch: &Launch, descriptor: i32, settings: &Settings) -> Result<Mee
             None,
             within,
         )?;
-        client.put(KEY, &to_hex(made.id().as_bytes())).map_err(failed)?;
+        client.put(KEY, &made.id().hex().to_string()).map_err(failed)?;
         hub = Some(made);
     }
     client.barrier().map_err(failed)?;
     let text = client.get(KEY).map_err(failed)?;
     client.finalize().map_err(failed)?;
-    let bytes = from_hex(&text).ok_or_else(|| Kind::Usage(format!("{KEY}={text} is no id")))?;
-    let id = UniqueId::from_bytes(bytes).map_err(Kind::UniqueId)?;
+    let id = UniqueId::from_hex(&text).map_err(Kind::UniqueId)?;
     Ok(Meeting { id, is_public: false, _hub: hub })
 }
 
@@ -168,22 +167,6 @@ fn port_of(job: &str, range: PortRange) -> u16 {
     ports.start() + (hash % ports.len() as u64) as u16
 }
 
-fn to_hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-fn from_hex(text: &str) -> Option<[u8; UNIQUE_ID_BYTES]> {
-    let mut bytes = [0; UNIQUE_ID_BYTES];
-    let digits = text.as_bytes();
-    if digits.len() != 2 * bytes.len() || !digits.iter().all(u8::is_ascii_hexdigit) {
-        return None;
-    }
-    for (byte, pair) in bytes.iter_mut().zip(digits.chunks(2)) {
-        *byte = u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()?;
-    }
-    Some(bytes)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -196,14 +179,6 @@ mod tests {
         assert!(ports.iter().any(|port| *port != ports[0]));
         assert_eq!(port_of("4711 0", PortRange::ANY), port_of("4711 0", PortRange::ANY));
         assert!(PORTS.contains(&port_of("4711 0", PortRange::ANY)));
-    }
-
-    #[test]
-    fn an_id_survives_as_text() {
-        let bytes = std::array::from_fn(|i| i as u8);
-        assert_eq!(from_hex(&to_hex(&bytes)), Some(bytes));
-        assert_eq!(from_hex("00"), None);
-        assert_eq!(from_hex(&"+1".repeat(UNIQUE_ID_BYTES)), None);
     }
 
     #[test]

@@ -75,7 +75,7 @@ impl Settings {
         Duration::from_nanos(self.conn.timeout_ns)
     }
 
-    /// Returns the time after which a TCP connection gives up a silent host: that of
+    /// Returns the time after which a TCP connection drops a silent host: that of
     /// [`Settings::recovery_timeout`], or 25 s without recovery.
     pub fn silence(&self) -> Duration {
         tcp_silence(&self.conn)

@@ -3,8 +3,8 @@
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Stdio};
 
+use invar::Handle;
 use invar::net::{LinkEnds, Network, wait_for_links};
-use invar::{HANDLE_BYTES, Handle};
 use invar_linux::abort::Abort;
 use invar_testkit::child;
 use invar_testkit::wait::LIMIT;
@@ -22,17 +22,12 @@ fn connect(
     ours: &mut dyn Write,
 ) -> LinkEnds {
     let (receiving, handle) = network.listen(1 - number, 0, 0).unwrap();
-    let text: String = handle.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
     // The test harness writes on the current line, so begin a new one.
-    writeln!(ours, "\naddress {text}").unwrap();
+    writeln!(ours, "\naddress {}", handle.hex()).unwrap();
     ours.flush().unwrap();
     let mut lines = theirs.lines().map(Result::unwrap);
     let line = lines.find_map(|line| line.strip_prefix("address ").map(str::to_owned)).unwrap();
-    let mut handle = [0; HANDLE_BYTES];
-    for (at, byte) in handle.iter_mut().enumerate() {
-        *byte = u8::from_str_radix(&line[2 * at..2 * at + 2], 16).unwrap();
-    }
-    let handle = Handle::from_bytes(handle).unwrap();
+    let handle = Handle::from_hex(&line).unwrap();
     let sending = network.connect(1 - number, 0, 0, &handle).unwrap();
     let mut ends = wait_for_links(vec![sending, receiving], LIMIT).unwrap().into_iter();
     let (sending, receiving) = (ends.next().unwrap(), ends.next().unwrap());

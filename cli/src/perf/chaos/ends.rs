@@ -158,8 +158,7 @@ fn receive(
 ) -> Result<(), Failure> {
     let size = load.size;
     let listener = Listener::bind(device, settings)?;
-    let handle = listener.handle();
-    say(handle.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect::<String>())?;
+    say(listener.handle().hex())?;
     let mut comm = listener.accept_within(TIMEOUT)?;
     let pattern = Pattern::new(SEED, 0, Flow::ToServer, size);
     let mut under_way: VecDeque<Request> = VecDeque::new();
@@ -208,13 +207,9 @@ fn say(text: impl fmt::Display) -> Result<(), Failure> {
     print(io::stdout(), "to the first process", &text.to_string())
 }
 
-/// Reads a handle.
+/// Reads the handle that the receiving end has printed.
 fn parse(text: &str) -> Result<Handle, Failure> {
-    let refused = || Failure::new("the receiving end has printed no valid handle");
-    let byte = |at: usize| u8::from_str_radix(text.get(at..at + 2)?, 16).ok();
-    let bytes: Option<Vec<u8>> = (0..text.len() / 2).map(|i| byte(2 * i)).collect();
-    let bytes = bytes.and_then(|bytes| bytes.try_into().ok()).ok_or_else(refused)?;
-    Handle::from_bytes(bytes).map_err(|_| refused())
+    Handle::from_hex(text).map_err(|error| Failure::new(format_args!("the receiving end: {error}")))
 }
 
 #[cfg(test)]

@@ -62,13 +62,12 @@ impl Meeting for Listening {
         };
         let listener = Listener::bind(&device, PortRange::ANY, &settings).expect("a listener");
         let handle = listener.handle();
-        let here = handle.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
+        let here = handle.hex().to_string();
         (Listening { device, settings, listener }, here)
     }
 
     fn join(mut self, peer: &str, _: bool, shape: Shape) -> Box<dyn Link> {
-        let byte = |i: usize| u8::from_str_radix(&peer[2 * i..2 * i + 2], 16).expect("a byte");
-        let handle = Handle::from_bytes(std::array::from_fn(byte)).expect("a handle");
+        let handle = Handle::from_hex(peer).expect("a handle");
         let mut connecting = Connecting::start(&self.device, &handle, &self.settings, now_ns())
             .expect("a way to the other process");
         let (mut send, mut recv) = (None, None);
