@@ -312,21 +312,20 @@ class Torch(unittest.TestCase):
         """
         self.succeed(2, code)
 
-    def test_a_store_serves_one_default_group_after_another(self):
+    def test_a_store_serves_one_group_after_another(self):
         code = """
+        keys = dist.PrefixStore("again", store)
         for round in range(3):
-            if round > 0:
-                dist.init_process_group("invar", store=store, rank=rank, world_size=size, timeout=limit)
+            group = invar.torch.ProcessGroupInvar(keys, rank, size, limit)
             begin = time.monotonic()
             if rank == 1:
                 time.sleep(0.3)
-            invar.torch.monitored_barrier()
+            group.monitored_barrier()
             assert rank != 0 or time.monotonic() - begin > 0.2, round
             total = torch.full((2,), float(rank + round))
-            dist.all_reduce(total)
+            group.allreduce([total]).wait()
             assert total.eq(1 + 2 * round).all(), total
-            dist.destroy_process_group()
-        dist.init_process_group("invar", store=store, rank=rank, world_size=size, timeout=limit)
+            group.shutdown()
         """
         self.succeed(2, code)
 
