@@ -82,7 +82,7 @@ extern "C" fn in_child() {
             unsafe {
                 if nothing < 0 {
                     nothing =
-                        libc::socket(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0);
+                        libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0);
                 }
                 libc::dup3(nothing, fd, libc::O_CLOEXEC);
             }

@@ -26,7 +26,7 @@ const CALLERS_MAX: usize = 16;
 /// The longest request.
 const REQUEST_BYTES_MAX: usize = 4096;
 /// The longest answer without metrics.
-const HEAD_BYTES_MAX: usize = 1024;
+const HEAD_BYTES_MAX: u64 = 1024;
 /// A caller that is not done within this time is dropped.
 const CALL_MAX: Duration = Duration::from_secs(2);
 /// A text is made anew at most this often.
@@ -129,28 +129,24 @@ fn server_line() -> String {
 fn shows_ours(place: &Endpoint) -> bool {
     fn ask(mut stream: impl ReadWrite) -> io::Result<bool> {
         stream.write_all(b"GET / HTTP/1.0\r\n\r\n")?;
-        let mut answer = [0; HEAD_BYTES_MAX];
-        let mut len = 0;
-        while len < answer.len() {
-            match stream.read(&mut answer[len..])? {
-                0 => break,
-                more => len += more,
-            }
-        }
-        Ok(String::from_utf8_lossy(&answer[..len]).contains(&server_line()))
+        let mut answer = Vec::new();
+        stream.take(HEAD_BYTES_MAX).read_to_end(&mut answer)?;
+        Ok(String::from_utf8_lossy(&answer).contains(&server_line()))
     }
-    let of_this_user = match place {
-        Endpoint::Tcp(addr) => TcpStream::connect_timeout(addr, CALL_MAX).and_then(|stream| {
+    let of_this_user = || match place {
+        Endpoint::Tcp(addr) => {
+            let stream = TcpStream::connect_timeout(addr, CALL_MAX)?;
             stream.set_read_timeout(Some(CALL_MAX))?;
             ask(stream)
-        }),
-        Endpoint::Unix(path) => UnixStream::connect(path).and_then(|stream| {
+        }
+        Endpoint::Unix(path) => {
+            let stream = UnixStream::connect(path)?;
             stream.set_read_timeout(Some(CALL_MAX))?;
             ask(stream)
-        }),
+        }
         Endpoint::File(_) => Ok(false),
     };
-    of_this_user.unwrap_or_default()
+    of_this_user().unwrap_or_default()
 }
 
 /// Rewrites OpenMetrics text in Prometheus' older text format, the only one that node_exporter's textfile collector
