@@ -4,6 +4,9 @@
 //! the child, and no peer hears of the end. A child could also end its parent's connections. So in a child each of
 //! these sockets gives way to one that is connected to nothing. Programs that the parent starts have none of them,
 //! since all sockets close on exec.
+//!
+//! A child keeps its copy if another thread forks while a socket is being opened or closed, or if the process has no
+//! descriptor left.
 
 use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
@@ -73,6 +76,10 @@ fn place(fd: RawFd) -> Option<(&'static AtomicU64, u64)> {
 extern "C" fn in_child() {
     let mut nothing = -1;
     for (at, word) in SOCKETS.iter().enumerate() {
+        // Words that are not written stay one page.
+        if word.load(Ordering::Relaxed) == 0 {
+            continue;
+        }
         // The child may use these numbers again.
         let mut bits = word.swap(0, Ordering::Relaxed);
         while bits != 0 {
@@ -98,11 +105,25 @@ extern "C" fn in_child() {
 mod tests {
     use std::io::{Read, Write};
     use std::os::unix::net::UnixStream;
+    use std::sync::Arc;
 
     use super::*;
 
-    /// Forks. The child runs `body`, and lives until [`kill`].
-    fn fork(body: impl FnOnce()) -> libc::pid_t {
+    /// A child of `fork`, which is killed on drop.
+    struct Child(libc::pid_t);
+
+    impl Drop for Child {
+        fn drop(&mut self) {
+            // SAFETY: nobody has waited for the child yet.
+            unsafe {
+                libc::kill(self.0, libc::SIGKILL);
+                libc::waitpid(self.0, std::ptr::null_mut(), 0);
+            }
+        }
+    }
+
+    /// Forks. The child runs `body`, and lives until it is killed.
+    fn fork(body: impl FnOnce()) -> Child {
         // SAFETY: the child calls nothing that needs a lock of another thread.
         let pid = unsafe { libc::fork() };
         assert!(pid >= 0);
@@ -113,15 +134,7 @@ mod tests {
                 unsafe { libc::pause() };
             }
         }
-        pid
-    }
-
-    fn kill(child: libc::pid_t) {
-        // SAFETY: nobody has waited for the child yet.
-        unsafe {
-            libc::kill(child, libc::SIGKILL);
-            libc::waitpid(child, std::ptr::null_mut(), 0);
-        }
+        Child(pid)
     }
 
     #[test]
@@ -129,7 +142,7 @@ mod tests {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         let ours = NotInherited::new(ours);
         let (mut told, tell) = UnixStream::pair().unwrap();
-        let child = fork(|| {
+        let _child = fork(|| {
             // The child's copy is connected to nothing.
             let is_dead = (&*ours).write(&[1]).is_err();
             let _ = (&tell).write(&[u8::from(is_dead)]);
@@ -144,15 +157,15 @@ mod tests {
         let mut read = Vec::new();
         theirs.read_to_end(&mut read).unwrap();
         assert_eq!(read, [7]);
-        kill(child);
     }
 
     #[test]
     fn a_number_that_is_used_again_is_left_alone() {
         let (ours, _theirs) = UnixStream::pair().unwrap();
-        let fd = ours.as_raw_fd();
-        drop(NotInherited::new(ours));
-        let (word, bit) = place(fd).unwrap();
+        // The number stays in use, so that no other test gets it.
+        let ours = Arc::new(ours);
+        drop(NotInherited::new(Arc::clone(&ours)));
+        let (word, bit) = place(ours.as_raw_fd()).unwrap();
         assert_eq!(word.load(Ordering::Relaxed) & bit, 0);
         assert!(place(-1).is_none() && place(FDS as RawFd).is_none());
     }

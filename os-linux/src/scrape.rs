@@ -3,6 +3,8 @@
 //! A listener takes few callers at once and drops each that is not done in time. Callers that are silent, slow
 //! or many can keep others out for a moment, and cost no more than that.
 
+mod text_format;
+
 use std::fs::{self, OpenOptions, Permissions};
 use std::io::{self, ErrorKind, Read, Write};
 use std::mem::ManuallyDrop;
@@ -20,6 +22,7 @@ use rustix::event::{PollFd, PollFlags};
 
 use crate::fork::NotInherited;
 use crate::unix;
+use text_format::text_format;
 
 /// The most callers at once. A further caller takes the place of the oldest.
 const CALLERS_MAX: usize = 16;
@@ -149,25 +152,6 @@ fn shows_ours(place: &Endpoint) -> bool {
     of_this_user().unwrap_or_default()
 }
 
-/// Rewrites OpenMetrics text in Prometheus' older text format, the only one that node_exporter's textfile collector
-/// reads. There a counter's family has the name of its samples, and neither units nor an end are marked.
-fn text_format(open_metrics: &str) -> String {
-    let is_counter = |name: &str| open_metrics.contains(&format!("# TYPE {name} counter\n"));
-    let mut text = String::with_capacity(open_metrics.len());
-    for line in open_metrics.lines() {
-        let words: Vec<&str> = line.splitn(4, ' ').collect();
-        match words[..] {
-            ["#", "UNIT", ..] | ["#", "EOF"] => continue,
-            ["#", what, name, rest] if is_counter(name) => {
-                text.push_str(&format!("# {what} {name}_total {rest}"));
-            }
-            _ => text.push_str(line),
-        }
-        text.push('\n');
-    }
-    text
-}
-
 /// The file that this process wrote last, with its device and its inode. A process that ends in order removes
 /// the file, so that no scraper takes it for news.
 static WRITTEN: Mutex<Option<(PathBuf, [u64; 2])>> = Mutex::new(None);
@@ -210,7 +194,12 @@ fn replace(path: &Path, text: &str) -> io::Result<[u64; 2]> {
     let write = || {
         // Others may write to the folder too: neither their file nor a link of theirs is written to.
         let create = || OpenOptions::new().write(true).create_new(true).open(&new);
-        let mut file = create().or_else(|_| fs::remove_file(&new).and_then(|()| create()))?;
+        let mut file = match create() {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+                fs::remove_file(&new).and_then(|()| create())
+            }
+            created => created,
+        }?;
         file.write_all(text.as_bytes())?;
         let of = file.metadata()?;
         fs::rename(&new, path)?;
@@ -434,15 +423,6 @@ mod tests {
             other.accept().unwrap().0.write_all(b"HTTP/1.1 200 OK\r\nServer: dcgm\r\n\r\n")
         });
         assert!(!shows_ours(&others));
-    }
-
-    #[test]
-    fn a_file_has_counters_under_the_names_of_their_samples() {
-        let open_metrics = "# HELP a_bytes Sent.\n# TYPE a_bytes counter\n# UNIT a_bytes bytes\n\
-            a_bytes_total{x=\"# y\"} 1\n# HELP b Open.\n# TYPE b gauge\nb 2\n# EOF\n";
-        let text = "# HELP a_bytes_total Sent.\n# TYPE a_bytes_total counter\na_bytes_total{x=\"# y\"} 1\n\
-            # HELP b Open.\n# TYPE b gauge\nb 2\n";
-        assert_eq!(text_format(open_metrics), text);
     }
 
     #[test]

@@ -38,6 +38,8 @@ use crate::clock::now_ns;
 use crate::udp::{RxBatch, RxSocket};
 use stand_by::StandBy;
 
+/// The longest wait for another call, in a process that is about to exit.
+const FLUSH_WITHIN_NS: u64 = 1_000_000;
 /// Delay after which the device retries to send packets that the sockets had no room for.
 const BLOCKED_NS: u64 = 100_000;
 /// Maximum number of trains that one system call receives; with more, the first would leave the cache
@@ -173,11 +175,18 @@ impl Port {
         Ok(n)
     }
 
-    /// Sends all that is due, acknowledges too, unless somebody holds the lock.
+    /// Sends all that is due, acknowledges too, unless somebody holds the lock for long.
     pub(super) fn try_flush(&self) {
-        if let Ok(mut moving) = self.moving.try_lock() {
-            let Moving { device, sockets, .. } = &mut *moving;
-            device.transmit(now_ns(), sockets);
+        let end = now_ns() + FLUSH_WITHIN_NS;
+        loop {
+            if let Ok(mut moving) = self.moving.try_lock() {
+                let Moving { device, sockets, .. } = &mut *moving;
+                return device.transmit(now_ns(), sockets);
+            }
+            if now_ns() > end {
+                return;
+            }
+            thread::yield_now();
         }
     }
 

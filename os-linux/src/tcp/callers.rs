@@ -347,8 +347,13 @@ impl AuthListener {
     /// caller has only just arrived.
     fn make_room(&mut self) -> bool {
         let Some(&most) = self.by_source.values().max() else { return false };
-        self.oldest.retain(|number| self.pending.contains_key(number));
-        let is_of_most = |number: &&u64| self.by_source[&self.pending[*number].source.ip()] == most;
+        if self.oldest.len() > 2 * self.pending.len() {
+            self.oldest.retain(|number| self.pending.contains_key(number));
+        }
+        let is_of_most = |number: &&u64| {
+            let pending = self.pending.get(number);
+            pending.is_some_and(|pending| self.by_source[&pending.source.ip()] == most)
+        };
         let Some(&number) = self.oldest.iter().find(is_of_most) else { return false };
         if self.attended_ns < self.pending[&number].came_ns + MOMENT_NS {
             return false;

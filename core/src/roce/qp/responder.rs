@@ -417,7 +417,8 @@ impl<const RQ: usize> Responder<RQ> {
             self.answer = Answer::Missing { psn: self.expected };
             return;
         }
-        // A complaint about the missing PSN is void now.
+        // A complaint about the missing PSN is void now, and with it the acknowledge that it would have been.
+        let ack_wanted = ack_wanted || matches!(self.answer, Answer::Missing { .. });
         (self.gap_reported, self.dropped) = (false, None);
         self.answer = if ack_wanted && !asks_for_data { Answer::Ack } else { Answer::None };
     }

@@ -205,8 +205,6 @@ impl Posted {
         told_last: false,
     };
 
-    /// Whether a completion queue of the queue pair overflowed.
-    #[inline]
     /// Removes the completions that nobody has taken.
     pub(super) fn forget_completions(&self, cqs: &mut Table<CompletionQueue>) {
         for cq in [self.send_cq, self.recv_cq] {
@@ -214,6 +212,8 @@ impl Posted {
         }
     }
 
+    /// Whether a completion queue of the queue pair overflowed.
+    #[inline]
     pub(super) fn overrun(&self, cqs: &Table<CompletionQueue>) -> bool {
         let overrun = |cq| cqs.get(cq).is_some_and(CompletionQueue::overrun);
         overrun(self.send_cq) || self.recv_cq != self.send_cq && overrun(self.recv_cq)

@@ -226,8 +226,8 @@ impl SoftNic {
         self.port().post(|device| device.update_qp(qp.qpn, update))
     }
 
-    /// Sends all that is due, acknowledges too, unless another call of this NIC is in progress. A process that is about
-    /// to exit calls this.
+    /// Sends all that is due, acknowledges too, unless another call of this NIC takes longer than a millisecond. A process
+    /// that is about to exit calls this.
     pub fn try_flush(&self) {
         self.port().try_flush();
     }
