@@ -222,12 +222,12 @@ impl Comm {
 
 impl Comm {
     /// Notes that nobody took the events of a transfer. The next ones have none.
-    pub(crate) fn is_unwatched(&self) {
+    pub(crate) fn note_unwatched(&self) {
         self.unwatched.store(UNWATCHED, Ordering::Relaxed);
     }
 
-    /// Whether the next transfer has no events, because nobody took those of an earlier one.
-    pub(crate) fn skips_events(&self) -> bool {
+    /// Counts a transfer. Returns whether it has no events, because nobody took those of an earlier one.
+    pub(crate) fn take_skip(&self) -> bool {
         let left = self.unwatched.load(Ordering::Relaxed);
         // NCCL makes one call on a comm at a time.
         self.unwatched.store(left.saturating_sub(1), Ordering::Relaxed);

@@ -244,18 +244,16 @@ unsafe fn start_events(
     request: *mut *mut c_void,
 ) -> Code {
     let (Code::SUCCESS, Some(slot)) = (code, handles::find(comm)) else { return code };
-    // SAFETY: NCCL makes no other call on the comm.
-    if unsafe { slot.comm() }.skips_events() {
+    // SAFETY: The caller promises that `request` points to a request. NCCL makes no other call on the comm.
+    if unsafe { (*request).is_null() || slot.comm().take_skip() } {
         return code;
     }
     caught(|| {
         // SAFETY: The caller promises that `request` points to a request. NCCL makes no other call on
         // the comm.
         unsafe {
-            if !(*request).is_null() {
-                profiler::go_on(comm, slot.comm());
-                *request = profiler::start(*request, messages, slot.comm());
-            }
+            profiler::go_on(comm, slot.comm());
+            *request = profiler::start(*request, messages, slot.comm());
         }
         Code::SUCCESS
     })

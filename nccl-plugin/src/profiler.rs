@@ -135,7 +135,7 @@ unsafe fn start_posted(marked: *mut c_void, messages: Vec<ProfiledMessage>, comm
     let is_any = !started.is_empty();
     match is_any {
         true => _ = transfers().started.get_or_insert_default().insert(marked.addr(), started),
-        false => comm.is_unwatched(),
+        false => comm.note_unwatched(),
     }
     is_any
 }

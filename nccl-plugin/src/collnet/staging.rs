@@ -119,29 +119,34 @@ impl HostCopies {
         if parts().next().is_none() {
             return Ok(Some(Vec::new()));
         }
-        let mut free = locked(&self.free);
-        if let Some(taken) = self.take_from(&mut free, parts())? {
+        if let Some(taken) = self.take_from(parts())? {
             return Ok(Some(taken));
         }
-        // Free memory of other lengths takes up the budget.
-        free.clear();
-        self.take_from(&mut free, parts())
+        // Free memory of other lengths takes up the budget. The driver frees it without the lock, since it may wait for
+        // a GPU.
+        let fits = |copy: &mut HostCopy| parts().any(|(gpu, len)| copy.fits(gpu, len));
+        let others: Vec<_> = locked(&self.free).extract_if(.., |copy| !fits(copy)).collect();
+        drop(others);
+        self.take_from(parts())
     }
 
     /// Takes memory that is free, or pins more.
     fn take_from<'a>(
         &self,
-        free: &mut Vec<HostCopy>,
         parts: impl Iterator<Item = (&'a Gpu, usize)>,
     ) -> Result<Option<Vec<HostCopy>>, Error> {
         let mut taken = Vec::new();
         for (gpu, len) in parts {
-            let copy = match free.iter().position(|copy| copy.fits(gpu, len)) {
-                Some(at) => Some(free.swap_remove(at)),
+            let free = {
+                let mut free = locked(&self.free);
+                free.iter().position(|copy| copy.fits(gpu, len)).map(|at| free.swap_remove(at))
+            };
+            let copy = match free {
+                Some(copy) => Some(copy),
                 None => HostCopy::new(gpu, len, &self.settings)?,
             };
             let Some(copy) = copy else {
-                free.append(&mut taken);
+                locked(&self.free).append(&mut taken);
                 return Ok(None);
             };
             taken.push(copy);
