@@ -168,6 +168,7 @@ class _Work(c10d.Work):
         group._works.append(self)
 
     def wait(self, timeout=None):
+        _start_transfers()
         self._await(timeout)
         if self._error is not None:
             # The traceback of what is raised keeps this work, and the frames of torch.distributed the group.
@@ -180,7 +181,6 @@ class _Work(c10d.Work):
         if pending is None:
             return
         group, started = pending
-        _start_transfers()
         try:
             started().wait(_seconds(timeout))
             with self._lock:
@@ -192,6 +192,9 @@ class _Work(c10d.Work):
         except Exception as error:
             # The frames of a traceback would keep the group, and with it the communicator.
             self._error = error.with_traceback(None)
+            if getattr(error, "is_connection_lost", False):
+                # What ends one communicator of the group ends both.
+                group._abort(f"the group has failed: {error}")
         self._pending = None
         with contextlib.suppress(ValueError):
             # The group need not keep the work, and with it the outputs, any longer.
@@ -246,7 +249,7 @@ class _Transfers:
 
     def __init__(self, group):
         self._group, self.calls, self._native = group, group._pairs.group(), None
-        self._refused = None
+        self._refused, self._thread = None, threading.get_ident()
         with _GATHERED_LOCK:
             _GATHERED.add(self)
 
@@ -269,11 +272,12 @@ class _Transfers:
 
 
 def _start_transfers():
-    """Starts the transfers of all groups, since the caller waits now: another rank may need them first."""
+    """Starts the transfers of this thread in all groups, since it waits now: another rank may need them first."""
     if not _GATHERED:
         return
+    thread = threading.get_ident()
     with _GATHERED_LOCK:
-        gathered = list(_GATHERED)
+        gathered = [transfers for transfers in _GATHERED if transfers._thread == thread]
     for transfers in gathered:
         # Those who wait for the transfers get the error.
         with contextlib.suppress(Exception):
@@ -310,15 +314,19 @@ class ProcessGroupInvar(dist.ProcessGroup):
         if self._unsettled is not None:
             self._unsettled.put(None)
         self._works.clear()
-        self._comm.close()
-        self._pairs.close()
-        for hub in self._hubs:
-            hub.close()
+        with contextlib.ExitStack() as all:
+            for part in [*self._hubs, self._pairs, self._comm]:
+                all.callback(part.close)
 
     def abort(self):
         """Ends the communicator on all ranks."""
+        self._abort("torch.distributed aborted the process group")
+
+    def _abort(self, reason):
         for communicator in self._comm, self._pairs:
-            communicator.abort("torch.distributed aborted the process group")
+            # The other one may be closed.
+            with contextlib.suppress(ValueError):
+                communicator.abort(reason)
 
     def _set_sequence_number_for_group(self):
         pass
@@ -329,7 +337,6 @@ class ProcessGroupInvar(dist.ProcessGroup):
     def _run(self, result, fill, finish=None):
         """Starts the calls that `fill` adds to a group. They move in `wait`, or after some
         milliseconds by themselves."""
-        _start_transfers()
         with self._order:
             calls = self._comm.group()
             fill(calls)
@@ -669,14 +676,13 @@ def _join(store, rank, size, timeout):
     else:
         ids = store.get("invar/id")
     half = len(ids) // 2
-    communicators = [
-        invar.Communicator.join(one, rank, size, settings=settings) for one in (ids[:half], ids[half:])
-    ]
+    first = invar.Communicator.join(ids[:half], rank, size, settings=settings)
     if rank == 0:
         # All ranks have read the key. A later group may have the same store, and must not find it.
         with contextlib.suppress(Exception):
             store.delete_key("invar/id")
-    return communicators, hubs, hashlib.sha256(ids).hexdigest()[:16]
+    second = invar.Communicator.join(ids[half:], rank, size, settings=settings)
+    return (first, second), hubs, hashlib.sha256(ids).hexdigest()[:16]
 
 
 def monitored_barrier(group=None, timeout=None, wait_all_ranks=False):

@@ -167,8 +167,8 @@ impl PyCommunicator {
     /// >>> comm.exchange(b"ready")
     /// [b'ready']
     fn exchange<'py>(&self, py: Python<'py>, data: &[u8]) -> PyResult<Vec<Bound<'py, PyBytes>>> {
-        let communicator = self.session.open()?;
-        let (data, this) = (data.to_vec(), Arc::clone(&communicator));
+        let (communicator, this) = (self.session.open()?, self.session.open()?);
+        let data = data.to_vec();
         let exchanged = match interruptible(py, move || this.exchange(&data)) {
             Ok(exchanged) => exchanged.map_err(|error| raised(py, &error))?,
             Err(interrupt) => {

@@ -54,6 +54,17 @@ struct Awaiting {
 /// Where operations go whose coroutines are to be told: the thread of the process with this number.
 static TELLER: Mutex<Option<(u32, Sender<Arc<InProgress>>)>> = Mutex::new(None);
 
+fn is_of(process: u32) -> bool {
+    process == std::process::id()
+}
+
+/// The error for a child of fork that uses what is its parent's.
+fn belongs_to(process: u32) -> PyErr {
+    PyValueError::new_err(format!(
+        "the communicator belongs to process {process}, from which this one was forked"
+    ))
+}
+
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -67,26 +78,24 @@ impl Session {
     }
 
     fn is_here(&self) -> bool {
-        self.process == std::process::id()
+        is_of(self.process)
     }
 
     /// Returns the communicator, unless it is closed or another process has joined.
-    pub(crate) fn open(&self) -> PyResult<Arc<invar::Communicator>> {
+    pub(crate) fn open(&self) -> PyResult<LastToLeave> {
         if !self.is_here() {
-            let text = format!(
-                "the communicator belongs to process {}, from which this one was forked",
-                self.process
-            );
-            return Err(PyValueError::new_err(text));
+            return Err(belongs_to(self.process));
         }
-        let communicator = locked(&self.communicator).clone();
-        communicator.ok_or_else(|| PyValueError::new_err("the communicator is closed"))
+        match locked(&self.communicator).clone() {
+            Some(communicator) => Ok(LastToLeave(Some(communicator))),
+            None => Err(PyValueError::new_err("the communicator is closed")),
+        }
     }
 
     /// Runs operations as a group, and returns once they are done. If a signal's handler raises an
     /// exception meanwhile, the communicator is aborted: a rank can't take back what it has begun.
     pub(crate) fn run(&self, py: Python<'_>, group: Vec<Prepared>) -> PyResult<()> {
-        let communicator = LastToLeave(Some(self.open()?));
+        let communicator = self.open()?;
         let (posted, memory) = post(py, &communicator, group, Mover::Caller)?;
         let interrupt = loop {
             match py.detach(|| posted.wait_within(SIGNALS_EVERY)) {
@@ -115,7 +124,7 @@ impl Session {
         group: Vec<Prepared>,
         mover: Mover,
     ) -> PyResult<Work> {
-        let communicator = LastToLeave(Some(self.open()?));
+        let communicator = self.open()?;
         let (posted, memory) = post(py, &communicator, group, mover)?;
         let started = InProgress::new(posted, memory);
         let mut done = locked(&self.started).clone();
@@ -125,7 +134,7 @@ impl Session {
         all.retain(|earlier| !done.iter().any(|done| Arc::ptr_eq(done, earlier)));
         all.push(Arc::clone(&started));
         drop(all);
-        Ok(Work { started })
+        Ok(Work { process: self.process, started })
     }
 
     /// Ends the communicator on all ranks.
@@ -190,7 +199,7 @@ impl Drop for Session {
 
 /// A handle of a communicator that another thread may close meanwhile. The last handle leaves the communicator, which
 /// may wait for other ranks, and so for other threads of this interpreter.
-struct LastToLeave(Option<Arc<invar::Communicator>>);
+pub(crate) struct LastToLeave(Option<Arc<invar::Communicator>>);
 
 impl Deref for LastToLeave {
     type Target = invar::Communicator;
@@ -203,7 +212,8 @@ impl Deref for LastToLeave {
 impl Drop for LastToLeave {
     fn drop(&mut self) {
         if let Some(last) = self.0.take().and_then(Arc::into_inner) {
-            Python::attach(|py| py.detach(|| drop(last)));
+            // Without an interpreter nobody else needs it.
+            Python::try_attach(|py| py.detach(|| drop(last)));
         }
     }
 }
@@ -308,7 +318,16 @@ impl InProgress {
 /// True
 #[pyclass(module = "invar", frozen)]
 pub(crate) struct Work {
+    /// The process that has started the operation.
+    process: u32,
     started: Arc<InProgress>,
+}
+
+impl Work {
+    /// Returns the operation, unless another process has started it.
+    fn started(&self) -> PyResult<&Arc<InProgress>> {
+        is_of(self.process).then_some(&self.started).ok_or_else(|| belongs_to(self.process))
+    }
 }
 
 #[pymethods]
@@ -325,8 +344,9 @@ impl Work {
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         let time = timeout.map(Duration::try_from_secs_f64).transpose();
         let time = time.map_err(|error| PyValueError::new_err(format!("timeout: {error}")))?;
-        if self.started.wait(py, time)? {
-            return self.started.outcome(py);
+        let started = self.started()?;
+        if started.wait(py, time)? {
+            return started.outcome(py);
         }
         let text = format!("the operation is not done after {} s", timeout.unwrap_or_default());
         Err(PyTimeoutError::new_err(text))
@@ -338,17 +358,17 @@ impl Work {
     /// >>> work.wait()
     /// >>> work.done()
     /// True
-    fn done(&self, py: Python<'_>) -> bool {
-        self.started.collect(py)
+    fn done(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(self.started()?.collect(py))
     }
 
     fn __await__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         let py = slf.py();
+        let started = slf.get().started()?;
         start_teller()?;
         let running = py.import("asyncio")?.call_method0("get_running_loop")?;
         let future = running.call_method0("create_future")?;
         let tell = running.getattr("call_soon_threadsafe")?.unbind();
-        let started = &slf.get().started;
         locked(&started.state).awaiting.push(Awaiting { future: future.clone().unbind(), tell });
         let waker = Waker::from(Arc::clone(started));
         if !started.posted.wake_when_done(&waker) {
