@@ -143,6 +143,7 @@ pub use invar_core::conn::wire::DeviceName;
 pub use invar_core::conn::{HANDLE_BYTES, Handle, HandleError, PacketAuth, Wire};
 pub use invar_core::device::{PciDistance, PciPlace};
 pub use invar_core::error::{Ends, Error as ConnectionError, ErrorKind};
+pub use invar_core::hex::Hex;
 /// The trait that a NIC implements, and its types, for [`Device::on`].
 pub use invar_core::nic;
 pub use invar_core::nic::{Gid, LinkLayer, Mtu};

@@ -7,11 +7,14 @@ mod ends;
 mod hosts;
 mod plot;
 
+use std::ffi::c_int;
 use std::fmt::{self, Write as _};
 use std::hash::{BuildHasher, RandomState};
 use std::io::{self, BufRead, BufReader, Read, Write};
+use std::mem;
 use std::ops::Range;
 use std::process::ExitCode;
+use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
@@ -88,13 +91,23 @@ impl Links {
     }
 }
 
+fn is_ignored(signal: c_int) -> bool {
+    // SAFETY: zero is a valid action, and the call writes over it.
+    let mut action: libc::sigaction = unsafe { mem::zeroed() };
+    // SAFETY: the call changes nothing, and there is room for the action.
+    let asked = unsafe { libc::sigaction(signal, ptr::null(), &mut action) };
+    asked == 0 && action.sa_sigaction == libc::SIG_IGN
+}
+
 /// Measures for the time that the user names, and prints what happens.
 pub(super) fn run(args: &Args) -> Result<ExitCode, Failure> {
     let duration = args.duration.unwrap_or(DURATION);
     let plot = args.plot.as_deref().map(OutputFile::open).transpose()?;
     await_children()?;
     let stop = Arc::new(AtomicBool::new(false));
-    for signal in [SIGHUP, SIGINT, SIGTERM] {
+    // `nohup` starts programs with SIGHUP ignored.
+    let signals = [SIGHUP, SIGINT, SIGTERM].into_iter().filter(|signal| !is_ignored(*signal));
+    for signal in signals {
         signal_hook::flag::register(signal, Arc::clone(&stop))
             .map_err(|error| Failure::io("catching signals", &error))?;
     }

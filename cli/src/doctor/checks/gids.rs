@@ -32,12 +32,8 @@ pub(super) fn check(host: &Host, report: &mut Report) {
 fn share_a_subnet(host: &Host, ports: [&RdmaPort; 2], interfaces: &[Interface]) -> bool {
     let netdevs = ports.map(|port| port.netdev().unwrap_or_default());
     let ignore = |of: &str| host.proc.known(&format!("sys/net/ipv4/conf/{of}/arp_ignore"));
-    // With `arp_filter` an interface answers only for addresses that the kernel would route through it.
-    let filter = |of: &str| host.proc.known(&format!("sys/net/ipv4/conf/{of}/arp_filter"));
-    let answers = |of: &str| {
-        [ignore("all"), ignore(of)].iter().all(|now| now.as_deref() == Some("0"))
-            && [filter("all"), filter(of)].iter().all(|now| now.as_deref() != Some("1"))
-    };
+    let answers =
+        |of: &str| [ignore("all"), ignore(of)].iter().all(|now| now.as_deref() == Some("0"));
     let addresses = ports.map(|port| {
         let ips = port.gids.iter().filter(|gid| gid.is_roce_v2).map(ip).filter(IpAddr::is_ipv4);
         let ips: Vec<IpAddr> = ips.collect();
