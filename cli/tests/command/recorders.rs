@@ -38,7 +38,7 @@ fn the_recorder_of_a_killed_process_shows_its_connection_and_what_it_waited_for(
     until("a wait", || any(|of| of["is_waiting"] == true));
     until("a wait for messages", || {
         let text = inspected();
-        text.contains("s  waits ") && waits_for_messages(&text)
+        text.contains("s  waits  ") && waits_for_messages(&text)
     });
     kill_process(Pid::from_child(&server.0), Signal::KILL).unwrap();
     server.wait();
@@ -50,7 +50,7 @@ fn the_recorder_of_a_killed_process_shows_its_connection_and_what_it_waited_for(
         text.lines().filter(|line| line.contains(" bytes, ") && line.contains(" stalls, "));
     assert!(numbers.clone().any(|line| line.contains(" 1 of 1 rails up")), "{text}");
     assert!(numbers.clone().any(|line| !line.starts_with("  0 bytes")), "{text}");
-    for event in ["s  opened ", "s  progress ", "s  waits "] {
+    for event in ["s  opened ", "s  progress ", "s  waits  "] {
         assert!(text.contains(event), "no {event:?} in {text}");
     }
     assert!(waits_for_messages(text), "{text}");
