@@ -60,8 +60,8 @@ pub(crate) unsafe extern "C" fn init(logger: Option<Logger>) -> Code {
 /// `init` of v10.
 pub(crate) unsafe extern "C" fn init_v10(
     logger: Option<Logger>,
-    // NCCL 2.26 and 2.27, which have v10, give a step to every transfer, and crash in this callback if their profiler
-    // does not take events of steps (NCCL 2.27.7 `profiler.cc ncclProfilerCallback`).
+    // NCCL 2.26 and 2.27 have v10. NCCL 2.27.7 gives a step to every transfer, and reads through a null pointer in this
+    // callback if its profiler does not take events of steps (`ncclProfilerCallback` in its libnccl.so.2).
     _profiler: Option<ProfilerCallback>,
 ) -> Code {
     call(|| start(logger, None).map(drop))
