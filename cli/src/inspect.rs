@@ -151,9 +151,8 @@ pub(crate) fn find(process: &str) -> Result<PathBuf, Failure> {
     // Root sees the files of all users. One that the process' own user did not write may be forged.
     let owner = |path: &Path| fs::metadata(path).ok().map(|of| of.uid());
     let user = owner(format!("/proc/{pid}").as_ref());
-    let mut found: Vec<PathBuf> = files().into_iter().filter(is_of).collect();
-    found.sort_by_key(|path| owner(path) != user);
-    found.into_iter().next().ok_or_else(|| {
+    let found = files().into_iter().filter(is_of).min_by_key(|path| owner(path) != user);
+    found.ok_or_else(|| {
         let dir = directory();
         Failure::new(format_args!(
             "process {pid} has no flight recorder in {}: it has no connection and no rank, belongs to \

@@ -15,14 +15,19 @@ impl fmt::Display for Hex<'_> {
 /// Reads `N` bytes from their digits. Returns `None` for anything else, such as signs or spaces.
 pub fn parse<const N: usize>(text: &str) -> Option<[u8; N]> {
     let mut bytes = [0; N];
+    fill(text, &mut bytes).map(|()| bytes)
+}
+
+/// Fills `bytes` from their digits, as [`parse`] does.
+pub fn fill(text: &str, bytes: &mut [u8]) -> Option<()> {
     let digit = |text: u8| char::from(text).to_digit(16);
-    if text.len() != 2 * N {
+    if text.len() != 2 * bytes.len() {
         return None;
     }
     for (byte, pair) in bytes.iter_mut().zip(text.as_bytes().chunks_exact(2)) {
         *byte = (digit(pair[0])? << 4 | digit(pair[1])?) as u8;
     }
-    Some(bytes)
+    Some(())
 }
 
 #[cfg(test)]

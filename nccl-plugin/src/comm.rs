@@ -218,9 +218,7 @@ impl Comm {
         // SAFETY: The caller upholds this function's safety contract.
         unsafe { self.end().carriers(&Request::from_raw(request::token(request))) }
     }
-}
 
-impl Comm {
     /// Notes that nobody took the events of a transfer. The next ones have none.
     pub(crate) fn note_unwatched(&self) {
         self.unwatched.store(UNWATCHED, Ordering::Relaxed);

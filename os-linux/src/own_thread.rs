@@ -33,6 +33,18 @@ impl OwnThread {
         self.thread.as_ref().filter(|_| self.is_here()).map(JoinHandle::thread)
     }
 
+    /// Whether the thread has ended.
+    pub fn is_finished(&self) -> bool {
+        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
+    /// Lets the thread of this process go on alone.
+    pub fn detach(mut self) {
+        if self.is_here() {
+            drop(self.thread.take());
+        }
+    }
+
     /// Whether the thread is the calling one.
     pub fn is_current(&self) -> bool {
         let own = self.thread.as_ref().map(|thread| thread.thread().id());

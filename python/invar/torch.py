@@ -254,14 +254,14 @@ class _Transfers:
             _GATHERED.add(self)
 
     def started(self):
-        with _GATHERED_LOCK:
-            _GATHERED.discard(self)
         with self._group._order:
             if self._group._transfers is self:
                 self._group._transfers = None
             if self._refused is not None:
                 raise self._refused
             if self._native is None:
+                with _GATHERED_LOCK:
+                    _GATHERED.discard(self)
                 try:
                     self._native = self.calls.start(background=False)
                 except Exception as error:
@@ -293,7 +293,7 @@ class ProcessGroupInvar(dist.ProcessGroup):
         self._order, self._transfers = threading.RLock(), None
         self._works = collections.deque(maxlen=_WORKS_KEPT)
         self._unsettled, self._barriers = None, 0
-        # The communicator goes first if nobody calls `shutdown`: the hub waits until its ranks have left.
+        # The communicators go first if nobody calls `shutdown`: the hubs wait until their ranks have left.
         # Operations of a communicator run one after the other. Transfers have a communicator of their own, so that a
         # receive may wait for a send that comes after a collective.
         (self._comm, self._pairs), self._hubs, self._key = _join(store, rank, size, timeout)
@@ -314,9 +314,10 @@ class ProcessGroupInvar(dist.ProcessGroup):
         if self._unsettled is not None:
             self._unsettled.put(None)
         self._works.clear()
-        with contextlib.ExitStack() as all:
+        # The stack closes all of them, the last one first, whichever fails.
+        with contextlib.ExitStack() as stack:
             for part in [*self._hubs, self._pairs, self._comm]:
-                all.callback(part.close)
+                stack.callback(part.close)
 
     def abort(self):
         """Ends the communicator on all ranks."""

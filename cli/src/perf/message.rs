@@ -224,10 +224,10 @@ impl Serialize for Hex {
 impl<'de> Deserialize<'de> for Hex {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let hex = String::deserialize(deserializer)?;
-        let digit = |byte: &u8| char::from(*byte).to_digit(16);
-        let pair = |pair: &[u8]| Some((digit(&pair[0])? << 4 | digit(pair.get(1)?)?) as u8);
-        let bytes: Option<Vec<u8>> = hex.as_bytes().chunks(2).map(pair).collect();
-        bytes.map(Hex).ok_or_else(|| de::Error::custom("bytes are pairs of hex digits"))
+        let mut bytes = vec![0; hex.len() / 2];
+        let filled = invar_core::hex::fill(&hex, &mut bytes);
+        filled.ok_or_else(|| de::Error::custom("bytes are pairs of hex digits"))?;
+        Ok(Hex(bytes))
     }
 }
 

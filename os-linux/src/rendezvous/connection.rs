@@ -152,8 +152,7 @@ impl Connection {
 
     /// Returns the events to wait for; `receives` says whether this end receives more.
     pub(super) fn interest(&self, receives: bool) -> PollFlags {
-        let mut interest = PollFlags::empty();
-        interest.set(if receives { PollFlags::IN } else { PollFlags::RDHUP }, true);
+        let mut interest = if receives { PollFlags::IN } else { PollFlags::RDHUP };
         interest.set(PollFlags::OUT, !self.out.is_empty());
         interest
     }

@@ -6,10 +6,9 @@ mod stuck;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
-use std::process;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use invar_core::auth::{Secret, Service};
@@ -23,6 +22,7 @@ use rustix::event::{PollFd, PollFlags};
 use super::connection::{Connection, Lost};
 use super::{TICK, deadline, this_member};
 use crate::clock::now_ns;
+use crate::own_thread::OwnThread;
 use crate::random::random;
 use crate::tcp::{AuthListener, Proof, TurnedAway};
 use crate::unix::wait;
@@ -53,8 +53,7 @@ pub struct HubListener {
 pub struct Hub {
     id: UniqueId,
     closing: Arc<AtomicBool>,
-    process: u32,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<OwnThread>,
 }
 
 impl HubListener {
@@ -91,11 +90,11 @@ impl HubListener {
             started: false,
             stuck: Stuck::default(),
         };
-        let thread = thread::Builder::new().name("invar-hub".to_owned()).spawn({
+        let thread = OwnThread::start("invar-hub", {
             let closing = closing.clone();
             move || meeting.run(listener, &closing)
         })?;
-        Ok(Hub { id, closing, process: process::id(), thread: Some(thread) })
+        Ok(Hub { id, closing, thread: Some(thread) })
     }
 }
 
@@ -120,15 +119,12 @@ impl Hub {
 impl Drop for Hub {
     fn drop(&mut self) {
         self.closing.store(true, Ordering::Release);
-        let Some(thread) = self.thread.take() else { return };
-        if self.process != process::id() {
-            // A child of fork has no such thread to wait for, or to detach.
-            return std::mem::forget(thread);
-        }
+        let Some(thread) = self.thread.take().filter(OwnThread::is_here) else { return };
         let since = Instant::now();
         while !thread.is_finished() && since.elapsed() < LINGER {
             thread::sleep(NAP);
         }
+        thread.detach();
     }
 }
 

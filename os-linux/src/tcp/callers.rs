@@ -195,10 +195,7 @@ impl AuthListener {
         }
         // This comes last, so that every caller that spoke in time is heard first.
         self.turn_away_silent();
-        match self.ready.pop_front() {
-            Some(caller) => Ok(Some(caller)),
-            None => taken_in.map(|()| None),
-        }
+        first_or(&mut self.ready, taken_in)
     }
 
     /// Arms what ends the sleep of a waiter after [`AuthListener::poll`] has returned `None`.
@@ -242,10 +239,7 @@ impl AuthListener {
         now_ns: u64,
     ) -> io::Result<Option<(OobStream, SessionId)>> {
         let polled = if self.resumed.is_empty() { self.poll(now_ns).map(drop) } else { Ok(()) };
-        match self.resumed.pop_front() {
-            Some(caller) => Ok(Some(caller)),
-            None => polled.map(|()| None),
-        }
+        first_or(&mut self.resumed, polled)
     }
 
     fn take_in(&mut self) -> io::Result<()> {
@@ -380,6 +374,14 @@ impl AuthListener {
             _ => _ = self.by_source.remove(&source),
         }
         Some(pending)
+    }
+}
+
+/// Takes the first of a queue. An error counts only if the queue is empty.
+fn first_or<T>(queue: &mut VecDeque<T>, result: io::Result<()>) -> io::Result<Option<T>> {
+    match queue.pop_front() {
+        Some(first) => Ok(Some(first)),
+        None => result.map(|()| None),
     }
 }
 

@@ -25,8 +25,8 @@ pub(super) fn check(host: &Host, report: &mut Report) {
     };
     let active = devices.iter().filter(|device| device.ports.iter().any(RdmaPort::is_active));
     let active_cards: Vec<String> = active.filter_map(card).collect();
+    let is_asked_for = host.var("NCCL_IB_HCA").is_some_and(|list| !list.starts_with('^'));
     for device in &devices {
-        let is_asked_for = host.var("NCCL_IB_HCA").is_some_and(|list| !list.starts_with('^'));
         let is_spare =
             !is_asked_for && card(device).is_some_and(|card| active_cards.contains(&card));
         for port in &device.ports {

@@ -153,10 +153,14 @@ impl<const RQ: usize> Responder<RQ> {
         self.max_dest_rd_atomic = max_dest_rd_atomic;
     }
 
-    /// Returns how far the peer's requests have come, and the answer to send.
+    /// Returns what a lingering queue pair goes on with: the progress, and the answer to send.
     pub(super) fn last_state(&self) -> (Progress, Answer) {
-        let Responder { expected, acked, msn, min_rnr_timer, answer, .. } = *self;
-        (Progress { expected, acked, msn, min_rnr_timer }, answer)
+        (self.progress(), self.answer)
+    }
+
+    fn progress(&self) -> Progress {
+        let Responder { expected, acked, msn, min_rnr_timer, .. } = *self;
+        Progress { expected, acked, msn, min_rnr_timer }
     }
 
     /// Returns whether the peer must send a packet again.
@@ -214,8 +218,9 @@ impl<const RQ: usize> Responder<RQ> {
         }
         if ahead > 0 {
             counters.out_of_order += 1;
-            let farthest = self.dropped.is_none_or(|dropped| bth.psn.since(dropped) > 0);
-            self.dropped = if farthest { Some(bth.psn) } else { self.dropped };
+            if self.dropped.is_none_or(|dropped| bth.psn.since(dropped) > 0) {
+                self.dropped = Some(bth.psn);
+            }
             if !self.gap_reported {
                 self.gap_reported = true;
                 self.answer = Answer::Missing { psn: self.expected };

@@ -170,7 +170,7 @@ impl<const RQ: usize> Responder<RQ> {
         {
             answer = Answer::Missing { psn };
         }
-        Ok(answer.transmit(path, self.last_state().0, counters))
+        Ok(answer.transmit(path, self.progress(), counters))
     }
 }
 
