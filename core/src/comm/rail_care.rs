@@ -129,9 +129,9 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         self.has_rails() && (recovery.is_planned || theirs.is_some_and(|report| report.planned))
     }
 
-    /// Creates queue pairs on all rails whose ports are up, and tells the peer of them.
-    pub(super) fn renew_rails(&mut self, rows: u64, depth: u64) -> Result<(), NicError> {
-        let Self { verbs, route, reqs, recovery, rails, ends, line, .. } = self;
+    /// Creates queue pairs on all rails whose ports are up.
+    pub(super) fn renew_rails(&mut self) -> Result<(), NicError> {
+        let Self { verbs, recovery, rails, ends, .. } = self;
         let attempt = recovery.attempt;
         let all = RailSet::first(rails.count);
         // Skip a rail that failed to start for one attempt, unless all rails did. Skip a rail whose way is not known,
@@ -155,6 +155,13 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
             false => all,
         };
         rails.offered = trusted.and(rails.usable).without(rails.failed);
+        Ok(())
+    }
+
+    /// Tells the peer of the new queue pairs on all rails, and of this end's rows.
+    pub(super) fn report_rails(&mut self, rows: u64, depth: u64) {
+        let Self { verbs, route, reqs, recovery, rails, line, .. } = self;
+        let attempt = recovery.attempt;
         let end = |rail| {
             let info = verbs.rail_info(rail);
             RailEnd {
@@ -178,7 +185,6 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         };
         debug!("{}: attempt {attempt}, {} rows, rails {}", self.ends, report.rows, report.usable);
         self.line.send(&Control::RailsReport(report));
-        Ok(())
     }
 
     /// Starts the queue pairs of the rails that both ends have, and decides which of them carry data.

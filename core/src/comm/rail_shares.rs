@@ -99,15 +99,15 @@ pub(super) fn balance(
     in_use: RailSet,
     last: &mut [u32; RAILS_MAX],
 ) {
-    let sum: u32 = in_use.iter().map(|rail| last[rail]).sum();
-    if in_use.len() < 2 || sum < WINDOW {
+    let sum = in_use.iter().fold(0_u32, |sum, rail| sum.saturating_add(last[rail]));
+    if sum < WINDOW {
         return;
     }
     let turn = sum / in_use.len() as u32;
     let slowest = in_use.iter().max_by_key(|rail| last[*rail]);
     let fastest = in_use.iter().min_by_key(|rail| last[*rail]);
     if let (Some(slowest), Some(fastest)) = (slowest, fastest)
-        && last[slowest] > turn + turn / 2
+        && last[slowest].saturating_sub(turn) > turn / 2
     {
         let moved = weights[slowest].div_ceil(STEP).min(weights[slowest]);
         weights[slowest] -= moved;

@@ -136,7 +136,9 @@ impl RailWork {
     /// Notes that a rail has finished a long message after all other rails.
     #[inline(always)]
     pub(super) fn was_last(&mut self, wc: &Wc) {
-        self.last[rail_of(wc.qp_num)] += 1;
+        // On a connection whose data goes over one rail nobody resets the counts.
+        let last = &mut self.last[rail_of(wc.qp_num)];
+        *last = last.saturating_add(1);
     }
 }
 

@@ -89,13 +89,7 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
                     self.recovery.stage = RecoveryStage::Draining;
                 }
                 RecoveryStage::Draining => {
-                    while self.gate == Gate::Recovering
-                        && !is_planted(Mutant::NoDrain)
-                        && self.poll()
-                    {}
-                    if self.gate != Gate::Recovering {
-                        return Err(self.refuse());
-                    }
+                    self.take_completions()?;
                     let is_drained = self.recovery.awaited == 0 || is_planted(Mutant::NoDrain);
                     if !is_drained && now_ns < self.recovery.drained_by_ns {
                         return Ok(Recovering::Waiting);
@@ -109,10 +103,15 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
                     if now_ns < self.recovery.not_before_ns {
                         return Ok(Recovering::Waiting);
                     }
-                    if let Err(error) = self.renew(rows, depth) {
+                    // Those that came too late for the stage before.
+                    self.take_completions()?;
+                    if let Err(error) = self.renew() {
                         self.postpone(now_ns, error)?;
                         return Ok(Recovering::Waiting);
                     }
+                    // Some drivers keep the completions of queue pairs that are gone. The new ones have none yet.
+                    self.take_completions()?;
+                    self.report_rows(rows, depth);
                     self.recovery.stage = RecoveryStage::Reported;
                     self.recovery.await_peer(now_ns);
                 }
@@ -154,7 +153,11 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
                     if self.recovery.peer_ready != self.recovery.attempt {
                         return self.wait_for_peer(now_ns);
                     }
-                    self.resume(now_ns, [rows, theirs]);
+                    let owes_nothing = match R::IS_SENDER {
+                        true => rows <= theirs,
+                        false => theirs <= self.route.rows_to_report(&mut self.reqs, rows, depth),
+                    };
+                    self.resume(now_ns, [rows, theirs], owes_nothing);
                     return Ok(Recovering::Resumed { rows: theirs });
                 }
             }
@@ -168,19 +171,36 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         // Some NICs take four times as long to give up a peer.
         let short_ns = 4 * (1 + u64::from(retry_cnt)) * ack_timeout_ns(timeout).unwrap_or(0);
         let short_ns = if self.recovery.is_planned { 0 } else { short_ns + SECOND_NS };
-        let cause = self.recovery.cause;
-        self.recovery.trouble.begin(now_ns, short_ns, cause, self.path.done);
+        let (cause, done) = (self.recovery.cause, self.path.done);
+        let in_use = self.rails.in_use;
+        let answered = !self.route.rail_work().answered.and(in_use).is_empty();
+        self.recovery.trouble.begin(now_ns, short_ns, cause, done, answered);
     }
 
-    /// Creates new queue pairs and tells the peer of them.
-    fn renew(&mut self, rows: u64, depth: u64) -> Result<(), NicError> {
+    /// Books all completions that have come.
+    fn take_completions(&mut self) -> Result<(), Failed> {
+        while self.gate == Gate::Recovering && !is_planted(Mutant::NoDrain) && self.poll() {}
+        if self.gate == Gate::Recovering { Ok(()) } else { Err(self.refuse()) }
+    }
+
+    /// Creates new queue pairs.
+    fn renew(&mut self) -> Result<(), NicError> {
         if self.has_rails() {
-            return self.renew_rails(rows, depth);
+            return self.renew_rails();
         }
-        let Self { verbs, route, reqs, recovery, ends, path, .. } = self;
-        let attempt = recovery.attempt;
-        verbs.renew(attempt, recovery.is_drained())?;
+        let Self { verbs, recovery, ends, .. } = self;
+        verbs.renew(recovery.attempt, recovery.is_drained())?;
         (ends.qpn, ends.gid) = (verbs.nic.qp_num(&verbs.qp), verbs.port.gid);
+        Ok(())
+    }
+
+    /// Tells the peer of the new queue pairs, and of this end's rows.
+    fn report_rows(&mut self, rows: u64, depth: u64) {
+        if self.has_rails() {
+            return self.report_rails(rows, depth);
+        }
+        let Self { verbs, route, reqs, recovery, path, .. } = self;
+        let attempt = recovery.attempt;
         let rows = if !R::IS_SENDER && is_planted(Mutant::ReportFromMemory) {
             path.done
         } else {
@@ -194,7 +214,6 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         };
         debug!("{}: attempt {attempt}, {} rows", self.ends, report.rows);
         self.line.send(&Control::Report(report));
-        Ok(())
     }
 
     /// Starts the new queue pairs towards those of the peer.
@@ -264,9 +283,9 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         Err(self.fail(Error::Recovery(error)))
     }
 
-    fn resume(&mut self, now_ns: u64, rows: [u64; 2]) {
+    fn resume(&mut self, now_ns: u64, rows: [u64; 2], owes_nothing: bool) {
         let Self { recovery, gate, resume, .. } = self;
-        recovery.resume(now_ns, rows);
+        recovery.resume(now_ns, rows, owes_nothing);
         let attempt = recovery.attempt;
         let is_planned = core::mem::take(&mut recovery.is_planned);
         *gate = if is_planted(Mutant::ForgetGroup) { Gate::Open } else { *resume };

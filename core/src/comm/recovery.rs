@@ -89,6 +89,8 @@ pub(super) struct Trouble {
     pub(super) attempt_ns: u64,
     /// The times that a NIC has refused to go on since the last progress.
     refusals: u32,
+    /// Whether the sender owed the receiver no message when the connection worked again.
+    owes_nothing: bool,
 }
 
 /// The position of a recovery.
@@ -198,9 +200,11 @@ impl Recovery {
     }
 
     /// Checks that the peer may report on an attempt. An older attempt than this end's is over: the peer sent
-    /// the report before it knew of this end's.
+    /// the report before it knew of this end's. On each attempt the peer reports once, since what this end does next
+    /// rests on it.
     fn expect_report(&self, attempt: u32) -> Result<(), Error> {
-        match self.is_agreed && attempt <= self.attempt.saturating_add(AHEAD_MAX) {
+        let is_next = attempt > self.peer_attempt();
+        match self.is_agreed && is_next && attempt <= self.attempt.saturating_add(AHEAD_MAX) {
             true => Ok(()),
             false => Err(Error::Unexpected),
         }
@@ -263,10 +267,10 @@ impl Recovery {
     }
 
     /// Ends the recovery: the connection works again.
-    pub(super) fn resume(&mut self, now_ns: u64, rows: [u64; 2]) {
+    pub(super) fn resume(&mut self, now_ns: u64, rows: [u64; 2], owes_nothing: bool) {
         (self.stage, self.pause_ns) = (RecoveryStage::Open, *PAUSE_NS.start());
         (self.late_ns, self.late_pause_ns) = (None, *LATE_NS.start());
-        self.trouble.resume(now_ns, rows, self.is_planned);
+        self.trouble.resume(now_ns, rows, self.is_planned, owes_nothing);
     }
 
     /// Begins to wait for the peer's answer.
@@ -295,9 +299,22 @@ impl Recovery {
 impl Trouble {
     /// Notes that the connection has stopped working, when `done` rows were over. The earlier trouble goes on
     /// if no row was over since, and if the connection has worked only for a short time. A port that was active
-    /// again is new trouble in any case, and a peer that begins counts its own.
-    pub(super) fn begin(&mut self, now_ns: u64, short_ns: u64, cause: Suspicion, done: u64) {
-        let has_worked = done != self.done || matches!(cause, Suspicion::Port(_) | Suspicion::Peer);
+    /// again is new trouble in any case, and a peer that begins counts its own. So is the trouble of a connection that
+    /// had nothing to send, one of whose rails `answered`. A rail that joins may carry what is owed, or not.
+    pub(super) fn begin(
+        &mut self,
+        now_ns: u64,
+        short_ns: u64,
+        cause: Suspicion,
+        done: u64,
+        answered: bool,
+    ) {
+        if cause == Suspicion::RailJoins && self.began_ns.is_some() && done == self.done {
+            return;
+        }
+        let has_worked = done != self.done
+            || self.owes_nothing && answered
+            || matches!(cause, Suspicion::Port(_) | Suspicion::Peer);
         let is_new = has_worked || now_ns.saturating_sub(self.resumed_ns) > short_ns;
         if is_new || self.began_ns.is_none() {
             (self.began_ns, self.attempts, self.cause) = (Some(now_ns), 0, Some(cause));
@@ -307,12 +324,19 @@ impl Trouble {
         self.done = done;
     }
 
-    /// Notes the rows of both ends. The trouble is over if there are more than before, or if there was none.
-    pub(super) fn resume(&mut self, now_ns: u64, rows: [u64; 2], is_planned: bool) {
-        if self.rows != rows || is_planned {
+    /// Notes the rows of both ends. The trouble is over if there are more than before, or if a planned attempt has left
+    /// nothing that is owed.
+    pub(super) fn resume(
+        &mut self,
+        now_ns: u64,
+        rows: [u64; 2],
+        is_planned: bool,
+        owes_nothing: bool,
+    ) {
+        if self.rows != rows || is_planned && owes_nothing {
             (self.rows, self.began_ns, self.refusals) = (rows, None, 0);
         }
-        self.resumed_ns = now_ns;
+        (self.resumed_ns, self.owes_nothing) = (now_ns, owes_nothing);
     }
 
     /// Whether the connection has worked for a while since the trouble began, without progress.
@@ -327,28 +351,72 @@ impl Trouble {
 
 #[cfg(test)]
 mod tests {
+    use super::super::control::RowSet;
     use super::*;
+    use crate::conn::RailSet;
 
     const SECOND: u64 = 1_000_000_000;
     const SHORT: u64 = 138 * SECOND;
     const ERROR: Suspicion = Suspicion::Completion(WcStatus::RETRY_EXC_ERR);
 
     #[test]
+    fn a_second_report_on_an_attempt_is_refused() {
+        let report = |attempt, rows| RailsReport {
+            attempt,
+            rows,
+            arrived: RowSet::default(),
+            planned: false,
+            usable: RailSet::NONE,
+            trusted: RailSet::NONE,
+            ends: Default::default(),
+        };
+        let mut recovery = Recovery::new(true);
+        assert!(recovery.heard_rails(report(1, 7)).is_ok());
+        assert_eq!(recovery.heard_rails(report(1, 0)), Err(Error::Unexpected));
+        assert!(recovery.heard_rails(report(2, 7)).is_ok());
+        assert_eq!(recovery.heard_rails(report(1, 7)), Err(Error::Unexpected));
+    }
+
+    #[test]
     fn a_rail_that_joins_is_no_trouble() {
         let mut trouble = Trouble::default();
-        trouble.begin(SECOND, 0, Suspicion::RailJoins, 0);
-        trouble.resume(2 * SECOND, [0, 0], true);
-        trouble.begin(70 * SECOND, SHORT, ERROR, 0);
+        trouble.begin(SECOND, 0, Suspicion::RailJoins, 0, true);
+        trouble.resume(2 * SECOND, [0, 0], true, true);
+        trouble.begin(70 * SECOND, SHORT, ERROR, 0, false);
         assert_eq!(trouble.waited_ns(71 * SECOND), SECOND);
+    }
+
+    #[test]
+    fn trouble_goes_on_while_rails_join_and_what_is_owed_does_not_arrive() {
+        let mut trouble = Trouble::default();
+        for round in 0..10 {
+            trouble.begin((1 + 5 * round) * SECOND, SHORT, Suspicion::Silence, 7, true);
+            trouble.resume((2 + 5 * round) * SECOND, [8, 7], false, false);
+            trouble.begin((3 + 5 * round) * SECOND, 0, Suspicion::RailJoins, 7, true);
+            trouble.resume((4 + 5 * round) * SECOND, [8, 7], true, false);
+        }
+        // The first attempt found new rows.
+        assert_eq!(trouble.waited_ns(61 * SECOND), 58 * SECOND);
+    }
+
+    #[test]
+    fn a_rail_that_fails_later_is_new_trouble_if_another_rail_answers_and_nothing_is_owed() {
+        for (answered, waited_s) in [(true, 1), (false, 80)] {
+            let mut trouble = Trouble::default();
+            trouble.begin(SECOND, SHORT, Suspicion::RailFailed, 0, false);
+            trouble.resume(2 * SECOND, [0, 0], false, true);
+            trouble.begin(80 * SECOND, SHORT, Suspicion::RailFailed, 0, answered);
+            assert_eq!(trouble.waited_ns(81 * SECOND), waited_s * SECOND);
+        }
     }
 
     #[test]
     fn trouble_goes_on_until_a_row_is_over_or_a_port_was_active() {
         let mut trouble = Trouble::default();
         let mut waited = |at: u64, cause, done| {
-            trouble.begin(at * SECOND, SHORT, cause, done);
+            trouble.begin(at * SECOND, SHORT, cause, done, false);
             let waited_ns = trouble.waited_ns(at * SECOND);
-            trouble.resume(at * SECOND, [1, 1], false);
+            trouble.resume(at * SECOND, [1, 1], false, true);
             waited_ns / SECOND
         };
         // The first resume has new rows, so that the second error is the first of a trouble.
@@ -360,17 +428,17 @@ mod tests {
     #[test]
     fn trouble_is_interrupted_only_by_queue_pairs_that_have_worked() {
         let mut trouble = Trouble::default();
-        trouble.begin(SECOND, SHORT, ERROR, 0);
-        trouble.resume(2 * SECOND, [1, 1], false);
-        trouble.begin(3 * SECOND, SHORT, ERROR, 0);
+        trouble.begin(SECOND, SHORT, ERROR, 0, false);
+        trouble.resume(2 * SECOND, [1, 1], false, true);
+        trouble.begin(3 * SECOND, SHORT, ERROR, 0, false);
         // Attempts in which no queue pair comes to work.
-        trouble.begin(4 * SECOND, SHORT, ERROR, 0);
+        trouble.begin(4 * SECOND, SHORT, ERROR, 0, false);
         assert!(!trouble.was_interrupted());
-        trouble.resume(5 * SECOND, [1, 1], false);
-        trouble.begin(6 * SECOND, SHORT, ERROR, 0);
+        trouble.resume(5 * SECOND, [1, 1], false, true);
+        trouble.begin(6 * SECOND, SHORT, ERROR, 0, false);
         assert!(trouble.was_interrupted());
-        trouble.resume(7 * SECOND, [2, 1], false);
-        trouble.begin(8 * SECOND, SHORT, ERROR, 1);
+        trouble.resume(7 * SECOND, [2, 1], false, true);
+        trouble.begin(8 * SECOND, SHORT, ERROR, 1, false);
         assert!(!trouble.was_interrupted());
     }
 }

@@ -394,6 +394,8 @@ pub(crate) struct Peer {
     /// Payload bytes of a long packet; see [`RtrAttr::long_mtu_bytes`].
     pub(crate) long_mtu_bytes: u32,
     pub(crate) rails: u8,
+    /// The rail over which the first messages come.
+    pub(crate) rail: u8,
     /// The standby rails of both ends together, if both ends have several rails.
     pub(crate) standby: Option<RailSet>,
     pub(crate) device: DeviceName,
@@ -424,6 +426,7 @@ impl Peer {
             time_ns: None,
             long_mtu_bytes,
             rails: preface.rails,
+            rail: preface.rail,
             standby: ours.standby.zip(preface.standby).map(|(a, b)| RailSet(a | b)),
             device: preface.device,
             reads: 1,
@@ -446,6 +449,7 @@ impl Peer {
             time_ns: None,
             long_mtu_bytes: 0,
             rails: 1,
+            rail: 0,
             standby: None,
             device: DeviceName::new(),
             reads: 1,

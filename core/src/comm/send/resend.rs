@@ -39,10 +39,15 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         u64::from(self.row_mask) + 1
     }
 
+    /// Number of rows whose requests there may be. A group that is being matched has the requests of the oldest row.
+    fn rows_kept(&self) -> u64 {
+        self.depth() - u64::from(!self.group.is_complete())
+    }
+
     /// Finishes the sends of all rows before `rows_arrived`, and sends the others again.
     fn resend(&mut self, rows_arrived: u64) -> Result<(), Failed> {
         let rows_sent = self.rows_sent();
-        if rows_arrived > rows_sent || rows_sent - rows_arrived > self.depth() {
+        if rows_arrived > rows_sent || rows_sent - rows_arrived > self.rows_kept() {
             return Err(self.base.fail(Error::Unexpected));
         }
         if !is_planted(Mutant::ForgetArrived) {
@@ -79,10 +84,10 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
             self.base.line.send(&Control::Seen { rows });
         }
         let (depth, said) = (self.depth(), self.rows_sent());
-        let rows = if self.group.is_complete() { depth } else { depth - 1 };
+        let kept = self.rows_kept();
         let Self { base: Base { reqs, path, .. }, .. } = self;
         // Most looks find an end at rest.
-        let mut rows = path.done.max(said.saturating_sub(rows))..said;
+        let mut rows = path.done.max(said.saturating_sub(kept))..said;
         let entries = |row: u64| (row % depth) as u32 * RECVS_MAX as u32;
         let over = rows.find(|row| reqs.row(entries(*row)).iter().any(Entry::is_awaiting));
         let over = over.unwrap_or(said);

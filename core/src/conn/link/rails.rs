@@ -187,12 +187,17 @@ impl<N: Nic> Verbs<N> {
         let is_known = peer.recovers && peer.standby.is_some();
         let of_peer = if is_known { usize::from(peer.rails) } else { 1 };
         let fitting = QPS_MAX / self.rails.qps.max(1);
-        let count = self.nic.rails().min(of_peer).min(fitting).max(1);
+        let common = self.nic.rails().min(of_peer).min(fitting).max(1);
+        // The keys of several rails have no place for a rail beyond those that both ends have.
+        let count = if usize::from(peer.rail) < common { common } else { 1 };
         self.rails.count = count;
         self.rails.standby = peer.standby.unwrap_or_default().and(RailSet::first(count));
         let own = self.nic.rails();
         if count < own {
-            info!("{}: {count} of {own} rails are used: the peer has no more", self.nic.name());
+            info!(
+                "{}: {count} of {own} rails are used: the peer has no more that fit",
+                self.nic.name()
+            );
         }
     }
 }
