@@ -5,7 +5,7 @@ use std::mem;
 use std::sync::{Arc, OnceLock};
 
 use invar_core::nic::RecvWr;
-use invar_linux::soft::device::{AsyncEvent, SrqConfig};
+use invar_linux::soft::device::AsyncEvent;
 use invar_linux::soft::{self, SoftNic};
 use invar_verbs::sys::ibv_recv_wr;
 use invar_verbs::sys::provider::{IBV_SRQ_LIMIT, ibv_pd, ibv_srq, ibv_srq_attr, ibv_srq_init_attr};
@@ -71,8 +71,8 @@ fn create(pd: *mut ibv_pd, init: &mut ibv_srq_init_attr) -> Result<*mut ibv_srq,
     init.attr.max_sge = init.attr.max_sge.max(1);
     let ibv_srq_attr { max_wr, max_sge, .. } = init.attr;
     let (address, listener) = listener(&events);
-    let config = SrqConfig { receives_max: max_wr, sges_max: max_sge };
-    let queue = domain.nic.create_srq(&config, listener).map_err(errno::of)?;
+    let queue = domain.nic.create_srq(&domain.domain, max_wr, max_sge, listener);
+    let queue = queue.map_err(errno::of)?;
     // SAFETY: the structure has pointers, integers, a mutex and a condition variable. Zero is valid for
     // all of them.
     let mut base: ibv_srq = unsafe { mem::zeroed() };

@@ -1,8 +1,8 @@
 //! Tests which packets are sent again after a loss, and which are not.
 
-use invar_core::nic::{SendOpcode, WcStatus};
+use invar_core::nic::{QpState, SendOpcode, WcStatus};
 use invar_core::roce::qp::{Transmit, Tuning};
-use invar_core::roce::{NakCode, Opcode, Packet, Psn, Syndrome};
+use invar_core::roce::{Headers, NakCode, Opcode, Packet, Psn, Reth, Syndrome};
 use invar_testkit::model::roce::{Attr, Peer};
 
 const ACK: Syndrome = Syndrome::Ack { credits: 31 };
@@ -155,6 +155,66 @@ fn reads_that_are_asked_for_again_are_answered_in_order() {
     assert_eq!(psns(&b.transmit_all(0)), [0, 1, 2]);
     requests.iter().rev().for_each(|request| b.receive(0, request));
     assert_eq!(psns(&b.transmit_all(0)), [0, 1, 2]);
+}
+
+/// Two ends, of which `a` may have one READ unanswered. `a` reads eight packets. It asks for the last seven
+/// again, after `b` has sent four.
+fn read_asked_for_again() -> [Peer; 2] {
+    let attr = Attr { rd_atomic: 1, ..Attr::default() };
+    let [mut a, mut b] = [attr, attr.peer()].map(|attr| Peer::with_memory(&attr));
+    a.post(1, SendOpcode::RdmaRead, 8 * 1024);
+    a.transmit_all(0).iter().for_each(|request| b.receive(0, request));
+    for number in 0..4 {
+        let response = b.transmit(0).expect("the READ is not answered yet");
+        if number != 1 {
+            a.receive(0, &response);
+        }
+    }
+    let again = a.transmit_all(0);
+    assert_eq!(psns(&again), [1]);
+    b.receive(0, &again[0]);
+    [a, b]
+}
+
+/// Carries the seven responses of [`read_asked_for_again`] that end the READ.
+fn finish_read([a, b]: &mut [Peer; 2]) {
+    let responses: Packets = (0..7).map_while(|_| b.transmit(0)).collect();
+    assert_eq!(psns(&responses), [1, 2, 3, 4, 5, 6, 7]);
+    responses.iter().for_each(|response| a.receive(0, response));
+    assert_eq!(a.sends(), [(1, WcStatus::SUCCESS)]);
+}
+
+#[test]
+fn a_half_answered_read_that_is_asked_for_again_leaves_room_for_the_next_once_it_is_answered() {
+    let mut ends = read_asked_for_again();
+    finish_read(&mut ends);
+    let [mut a, mut b] = ends;
+    a.post(2, SendOpcode::RdmaRead, 1024);
+    a.transmit_all(0).iter().for_each(|request| b.receive(0, request));
+    let responses = b.transmit_all(0);
+    assert_eq!(psns(&responses), [8]);
+    responses.iter().for_each(|response| a.receive(0, response));
+    assert_eq!(a.sends(), [(1, WcStatus::SUCCESS), (2, WcStatus::SUCCESS)]);
+}
+
+#[test]
+fn a_half_answered_read_that_is_asked_for_again_needs_its_memory_only_until_it_is_answered() {
+    let mut ends = read_asked_for_again();
+    finish_read(&mut ends);
+    let [_, mut b] = ends;
+    b.host.regions.clear();
+    assert!(b.transmit_all(0).is_empty());
+    assert_eq!(b.qp.state(), QpState::Rts);
+}
+
+#[test]
+fn a_half_answered_read_that_is_asked_for_again_is_unanswered_until_its_end() {
+    let [_, mut b] = read_asked_for_again();
+    let reth = Reth { va: b.host.regions[0].addr, rkey: b.host.regions[0].key, dma_len: 4 };
+    let read = |headers: &mut Headers| headers.reth = Some(reth);
+    b.take(0, Opcode::READ_REQUEST, FIRST.add(8).get(), read, &[]);
+    let last = b.transmit_all(0).pop().expect("a NAK");
+    assert_eq!(syndromes(&vec![last]), [Syndrome::Nak(NakCode::InvalidRequest)]);
 }
 
 #[test]

@@ -306,6 +306,8 @@ fn assert_requests(name: &str, ops: &[(SendOpcode, u32)], one_at_a_time: bool, e
             // In the middle of a message both request an acknowledge now and then.
             headers.bth.ack_req &= headers.bth.opcode.position().unwrap().ends();
             rxe.bth.ack_req &= rxe.bth.opcode.position().unwrap().ends();
+            // rxe sends 0, where IBTA asks for 1.
+            rxe.bth.migreq = true;
             assert_eq!(headers, rxe, "{kernel}/{name}");
             assert_eq!(payload, packet.payload, "{kernel}/{name}");
         }
@@ -344,4 +346,24 @@ fn a_refused_request_completes_as_with_rxe() {
     let statuses = [Status::REM_ACCESS_ERR, Status::WR_FLUSH_ERR];
     let ops = [(RdmaWrite, 1024 + 9), (RdmaWrite, 8)];
     assert_requests("rc_bad_rkey_write", &ops, false, &statuses);
+}
+
+#[test]
+fn every_packet_has_the_migration_state_of_a_path_that_never_migrates_and_either_is_received() {
+    let attr = Attr::default();
+    let [mut a, mut b] = [attr, attr.peer()].map(|attr| Peer::with_memory(&attr));
+    b.post_receive(9, 2048);
+    for (wr_id, opcode) in [(1, SendOpcode::RdmaRead), (2, SendOpcode::Send)] {
+        a.post(wr_id, opcode, 2048);
+    }
+    let requests = a.transmit_all(0);
+    requests.iter().for_each(|request| b.receive(0, request));
+    let answers = b.transmit_all(0);
+    assert_eq!((requests.len(), answers.len()), (3, 3));
+    assert!(requests.iter().chain(&answers).all(|(transmit, _)| transmit.headers.bth.migreq));
+    for (mut transmit, payload) in answers {
+        transmit.headers.bth.migreq = false;
+        a.receive(0, &(transmit, payload));
+    }
+    assert_eq!(a.sends(), [(1, WcStatus::SUCCESS), (2, WcStatus::SUCCESS)]);
 }

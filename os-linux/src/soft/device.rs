@@ -38,7 +38,7 @@ use invar_core::nic::{
     Access, NicError, PollError, QpOptions, QpState, QpType, RecvWr, SendFlags, SendWr, Sge,
     SourcePorts, Verb, Wc,
 };
-use invar_core::roce::qp::{RequesterPhase, ResponderPhase, Tuning};
+use invar_core::roce::qp::{QpSide, RequesterPhase, ResponderPhase, Tuning};
 
 use crate::memory::HostMemory;
 use completion::CompletionQueue;
@@ -301,9 +301,10 @@ impl Device {
     /// queue pairs.
     pub fn create_qp(&mut self, config: &QpConfig) -> Result<u32, NicError> {
         let Device { qps, srqs, lingerers, config: device, used_addresses, .. } = self;
+        let shared = config.srq.and_then(|srq| srqs.get(srq));
+        let recv_pd = shared.map_or(config.pd, SharedQueue::pd);
         // A receive of a shared queue brings its list along.
-        let shared = config.srq.and_then(|srq| srqs.get(srq)).map_or(0, SharedQueue::sges_max);
-        let recv_sges_max = config.recv_sges_max.max(shared);
+        let recv_sges_max = config.recv_sges_max.max(shared.map_or(0, SharedQueue::sges_max));
         let config = &QpConfig { recv_sges_max, ..*config };
         let lingers = |qpn| lingerers.contains(qpn);
         let is_ud = config.qp_type == QpType::Ud;
@@ -312,7 +313,7 @@ impl Device {
             // Datagrams may come to each address.
             *used_addresses = u64::MAX;
         }
-        match qps.insert(lingers, |qpn| QueuePair::new(qpn, config, paths(qpn))) {
+        match qps.insert(lingers, |qpn| QueuePair::new(qpn, config, recv_pd, paths(qpn))) {
             Some(qpn) => qpn,
             None => Err(NicError::new(Verb::CreateQp, libc::ENOMEM, "too many queue pairs")),
         }
@@ -373,7 +374,8 @@ impl Device {
             }
             let sge = &wr.sge;
             let regions = env.regions;
-            let bytes = qp.posted.resolve(regions, sge, Access::empty()).map_err(|_| {
+            let bytes = qp.posted.resolve(regions, QpSide::Local, sge, Access::empty());
+            let bytes = bytes.map_err(|_| {
                 let cause = "inline bytes outside of registered memory";
                 NicError::new(Verb::PostSend, libc::EINVAL, cause)
             })?;

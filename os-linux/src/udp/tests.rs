@@ -1,10 +1,12 @@
 use super::*;
 use std::io::Read;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::memory::{Gather, HostMemory};
 
@@ -148,6 +150,48 @@ fn the_refusal_of_one_peer_loses_nothing_that_goes_to_another() {
             }
             receive(&rx, &mut RxBatch::new(1), 3, tx.local_addr().unwrap());
         }
+    }
+}
+
+/// The ICMP message that a datagram did not reach `to`, for the reason `code`.
+fn unreachable_message(code: u8, from: SocketAddr, to: SocketAddr) -> Vec<u8> {
+    let (IpAddr::V4(src), IpAddr::V4(dst)) = (from.ip(), to.ip()) else {
+        panic!("the message is of IPv4");
+    };
+    let mut message = vec![3, code, 0, 0, 0, 0, 0, 0];
+    message.extend([0x45, 0, 0, 28, 0, 0, 0x40, 0, 64, 17, 0, 0]);
+    message.extend([src.octets(), dst.octets()].concat());
+    message.extend([from.port().to_be_bytes(), to.port().to_be_bytes(), [0, 8], [0, 0]].concat());
+    let words = message.chunks_exact(2).map(|word| u16::from_be_bytes([word[0], word[1]]));
+    let sum: u32 = words.map(u32::from).sum();
+    let sum = (sum & 0xffff) + (sum >> 16);
+    let checksum = !(sum + (sum >> 16)) as u16;
+    message[2..4].copy_from_slice(&checksum.to_be_bytes());
+    message
+}
+
+#[test]
+fn a_peer_that_is_unreachable_costs_neither_packets_to_another_nor_offload() {
+    const PROTOCOL_UNREACHABLE: u8 = 2;
+    const FILTERED: u8 = 13;
+    let icmp = match Socket::new(Domain::IPV4, Type::from(libc::SOCK_RAW), Some(Protocol::ICMPV4)) {
+        Ok(icmp) => icmp,
+        Err(error) => return eprintln!("skipped: a raw socket sends ICMP: {error}"),
+    };
+    let (mut tx, rx, to) = pair("127.0.0.1:0");
+    let (_, _other_rx, other) = pair("127.0.0.1:0");
+    tx.expect_peer(other).unwrap();
+    assert!(tx.offload());
+    let source = tx.local_addr().unwrap();
+    for code in [PROTOCOL_UNREACHABLE, FILTERED] {
+        let message = unreachable_message(code, source, other);
+        icmp.send_to(&message, &SocketAddr::new(source.ip(), 0).into()).unwrap();
+        let mut fds = [PollFd::new(&tx.socket, PollFlags::empty())];
+        let limit = Timespec { tv_sec: TIMEOUT.as_secs() as _, tv_nsec: 0 };
+        assert_eq!(poll(&mut fds, Some(&limit)), Ok(1), "the socket has an error");
+        assert_eq!(tx.send_segments(to, &[Gather::bytes(&[7; 300])], 100).unwrap(), 3);
+        receive(&rx, &mut RxBatch::new(1), 3, source);
+        assert!(tx.offload());
     }
 }
 

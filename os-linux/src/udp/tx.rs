@@ -1,5 +1,6 @@
 //! The sending socket.
 
+use std::ffi::c_int;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::net::SocketAddr;
@@ -263,7 +264,7 @@ impl TxSocket {
             header.msg_control = (&raw const *control).cast_mut().cast();
             header.msg_controllen = size_of_val(control) as _;
         }
-        for _ in 0..2 {
+        for is_first in [true, false] {
             // SAFETY: Name, gather list and control message have the lengths in the header and outlive
             // the call. The call borrows the memory of the pieces.
             let sent =
@@ -277,6 +278,8 @@ impl TxSocket {
                 // This is an ICMP answer to an earlier datagram, perhaps from another peer. Reading the
                 // error has cleared it.
                 Some(libc::ECONNREFUSED) => {}
+                // This is perhaps such an answer too. If the kernel refuses these datagrams, it does so again.
+                Some(errno) if is_first && may_be_icmp_answer(errno) => {}
                 _ => return Err(error),
             }
         }
@@ -301,6 +304,23 @@ fn bind_firmly(mut local: SocketAddr) -> io::Result<Socket> {
         }
     }
     Err(io::ErrorKind::AddrInUse.into())
+}
+
+/// Whether the kernel also reports an ICMP answer to an earlier datagram by this error (Linux
+/// `icmp_err_convert` and `icmpv6_err_convert`).
+fn may_be_icmp_answer(errno: c_int) -> bool {
+    matches!(
+        errno,
+        libc::EMSGSIZE
+            | libc::ENOPROTOOPT
+            | libc::EOPNOTSUPP
+            | libc::EHOSTUNREACH
+            | libc::ENETUNREACH
+            | libc::EHOSTDOWN
+            | libc::ENONET
+            | libc::EACCES
+            | libc::EPROTO
+    )
 }
 
 fn refuses_offload(error: &io::Error) -> bool {

@@ -139,7 +139,8 @@ fn a_buffer_outside_of_registered_memory_fails_its_request_alone() {
 #[test]
 fn a_shared_receive_may_have_more_buffers_than_the_receives_of_its_queue_pair() {
     let [mut a, mut b] = pair("::1", 30_000, QpOptions::empty());
-    let srq = b.device.create_srq(&SrqConfig { receives_max: 4, sges_max: 3 }).unwrap();
+    let config = SrqConfig { pd: b.pd, receives_max: 4, sges_max: 3 };
+    let srq = b.device.create_srq(&config).unwrap();
     let qpns = [create(&mut a), create_as(&mut b, |config| QpConfig { srq: Some(srq), ..config })];
     let addresses = [a.address(), b.address()];
     a.start(qpns[0], addresses[1], qpns[1], QpOptions::empty());
@@ -152,4 +153,29 @@ fn a_shared_receive_may_have_more_buffers_than_the_receives_of_its_queue_pair() 
     let (sent, received) = run(&mut a, &mut b);
     assert_eq!((sent[0].status, received[0].byte_len), (WcStatus::SUCCESS, LEN as u32));
     assert!(bytes(&a, &from) == bytes(&b, &to));
+}
+
+#[test]
+fn a_shared_receive_has_the_memory_of_the_domain_of_its_queue_and_not_of_the_queue_pair() {
+    for (sges, is_of_queue) in [(1, true), (3, true), (1, false), (3, false)] {
+        let [mut a, mut b] = pair("::1", 30_000, QpOptions::empty());
+        let pd = b.device.alloc_pd();
+        let (memory, addr) = (b.memory.clone(), b.memory.addr());
+        let of_queue = b.device.reg_mr(pd, &memory, addr, Access::LOCAL_WRITE).unwrap();
+        let lkey = if is_of_queue { of_queue } else { b.key };
+        let to = buffers(&b, [10, 20, 30]).map(|sge| Sge { lkey, ..sge });
+        let config = SrqConfig { pd, receives_max: 1, sges_max: 3 };
+        let srq = b.device.create_srq(&config).unwrap();
+        b.device.post_srq_recv(srq, &RecvWr::default(), &to[..sges]).unwrap();
+        let of_b = create_as(&mut b, |config| QpConfig { srq: Some(srq), ..config });
+        let of_a = create(&mut a);
+        let addresses = [a.address(), b.address()];
+        a.start(of_a, addresses[1], of_b, QpOptions::empty());
+        b.start(of_b, addresses[0], of_a, QpOptions::empty());
+        a.post(of_a, SendOpcode::Send, 10, (0, 0));
+        let (sent, received) = run(&mut a, &mut b);
+        let status = if is_of_queue { WcStatus::SUCCESS } else { WcStatus::LOC_PROT_ERR };
+        assert_eq!(received[0].status, status, "{sges} buffers");
+        assert_eq!(sent[0].status == WcStatus::SUCCESS, is_of_queue, "{sges} buffers");
+    }
 }

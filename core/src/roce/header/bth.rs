@@ -9,7 +9,8 @@ pub struct Bth {
     pub opcode: Opcode,
     /// The sender asks the responder to raise an event with its completion.
     pub solicited: bool,
-    /// Path migration state. RoCE peers send either value and ignore it.
+    /// Path migration state. A queue pair without path migration sends 1, for Migrated (IBTA §9.2.3).
+    /// Linux rxe sends 0. Invar ignores the bit of received packets, as rxe does.
     pub migreq: bool,
     /// Number of padding bytes behind the payload, 0 to 3.
     pub pad_count: u8,

@@ -110,11 +110,14 @@ pub trait Env {
     fn complete(&mut self, queue: Queue, wc: Wc, solicited: bool);
 }
 
-/// The kind of key that a call uses: each region has two keys.
+/// The kind of key that a call uses. Each region has an lkey and an rkey.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QpSide {
-    /// The lkey, taken from a work request of this host.
+    /// The lkey, taken from a send of this host.
     Local,
+    /// The lkey, taken from a receive of this host. The receive may come from a shared receive queue, which can
+    /// have another protection domain than the queue pair.
+    Receive,
     /// The rkey, received from the peer.
     Remote,
 }

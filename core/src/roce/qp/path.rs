@@ -50,6 +50,7 @@ impl Path {
     pub(super) fn transmit(&self, opcode: Opcode, psn: Psn, payload: Payload) -> Transmit {
         let bth = Bth {
             opcode,
+            migreq: true,
             pad_count: pad_count(payload.len()),
             pkey: DEFAULT_PKEY,
             dest_qp: self.dest_qp,

@@ -1,5 +1,6 @@
 //! The responder handles request packets (IBTA §9.7.4), writes memory and completes receives. The
-//! answers are in `responder/answer.rs`, atomics in `responder/atomic.rs`, and adaptive routing is in `responder/marked.rs`.
+//! answers are in `responder/answer.rs`, atomics in `responder/atomic.rs`, and adaptive routing is in
+//! `responder/marked.rs`.
 
 mod answer;
 mod atomic;
@@ -401,10 +402,14 @@ impl<const RQ: usize> Responder<RQ> {
         };
         let Some(skipped) = self.answered.oldest_ordered().rev().find_map(piece) else { return };
         let pending = self.replies.iter().any(|reply| reply.covers(psn, path));
-        let room = self.unanswered(true) < usize::from(RD_ATOMIC_MAX);
         let access = check_memory(reth.va, reth.rkey, reth.dma_len, Access::REMOTE_READ, env);
-        if !pending && room && access.is_ok() {
-            self.reply(ResponderReply::again(psn, &reth, self.msn, skipped > 0));
+        if pending || access.is_err() {
+            return;
+        }
+        // The new reply also sends what is left of earlier replies to this READ.
+        let is_first = self.withdraw_replies(psn, packets, path);
+        if is_first || self.unanswered(true) < usize::from(RD_ATOMIC_MAX) {
+            self.reply(ResponderReply::again(psn, &reth, self.msn, skipped > 0, !is_first));
         }
     }
 

@@ -41,6 +41,7 @@ impl Device {
         if modified.is_ok() && matches!(transition, QpTransition::Err | QpTransition::Reset) {
             // The program may use the memory of these packets again.
             self.staging.held.take_if(|(of, _)| *of == qpn);
+            self.staging.drop_train_of(|of| of == qpn);
         }
         if let (Ok(()), Some(index)) = (modified, used) {
             self.used_addresses |= 1 << (index % 64);

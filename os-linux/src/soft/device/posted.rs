@@ -19,6 +19,8 @@ use super::{AsyncEvent, Subject};
 /// The parts of a queue pair that the device keeps for the engine's work requests.
 pub(super) struct Posted {
     pub(super) pd: u32,
+    /// The protection domain of receives: that of the shared receive queue, if there is one.
+    pub(super) recv_pd: u32,
     pub(super) send_cq: u32,
     pub(super) recv_cq: u32,
     pub(super) inline: Inline,
@@ -70,7 +72,7 @@ impl Env for QpEnv<'_, '_> {
         need: Access,
         side: QpSide,
     ) -> Result<Region, AccessFault> {
-        let Posted { pd, qpn, .. } = *self.posted;
+        let (pd, qpn) = (self.posted.domain(side), self.posted.qpn);
         let DeviceEnv { regions, windows, .. } = &*self.device;
         match regions.resolve((pd, side), key, addr, len, need) {
             Err(AccessFault) if side == QpSide::Remote => {
@@ -100,12 +102,12 @@ impl Env for QpEnv<'_, '_> {
         let (posted, regions) = (&*self.posted, self.device.regions);
         let mut pieces = posted.send_lists.pieces(slot, offset, packets * len);
         let first = pieces.next().ok_or(AccessFault)?;
-        let region = posted.resolve(regions, &first, Access::empty())?;
+        let region = posted.resolve(regions, QpSide::Local, &first, Access::empty())?;
         if first.length == packets * len {
             return Ok(Payload::Memory { region, len });
         }
         for piece in pieces {
-            posted.resolve(regions, &piece, Access::empty())?;
+            posted.resolve(regions, QpSide::Local, &piece, Access::empty())?;
         }
         Ok(Payload::List { slot, offset, len })
     }
@@ -118,17 +120,17 @@ impl Env for QpEnv<'_, '_> {
         payload: &[u8],
     ) -> Result<(), AccessFault> {
         let (posted, regions) = (&*self.posted, self.device.regions);
-        let lists = match queue {
-            Queue::Send => &posted.send_lists,
-            Queue::Recv => &posted.recv_lists,
+        let (lists, side) = match queue {
+            Queue::Send => (&posted.send_lists, QpSide::Local),
+            Queue::Recv => (&posted.recv_lists, QpSide::Receive),
         };
         let pieces = || lists.pieces(slot, offset, payload.len() as u32);
         for piece in pieces() {
-            posted.resolve(regions, &piece, Access::LOCAL_WRITE)?;
+            posted.resolve(regions, side, &piece, Access::LOCAL_WRITE)?;
         }
         let mut rest = payload;
         for piece in pieces() {
-            let region = posted.resolve(regions, &piece, Access::LOCAL_WRITE)?;
+            let region = posted.resolve(regions, side, &piece, Access::LOCAL_WRITE)?;
             let (bytes, behind) = rest.split_at(piece.length as usize);
             regions.place(region, bytes);
             rest = behind;
@@ -192,6 +194,7 @@ impl Posted {
     /// The requests of a queue pair that posts nothing.
     pub(super) const NONE: Posted = Posted {
         pd: 0,
+        recv_pd: 0,
         send_cq: 0,
         recv_cq: 0,
         inline: Inline { bytes: Vec::new(), slot_bytes: 0 },
@@ -219,14 +222,24 @@ impl Posted {
         overrun(self.send_cq) || self.recv_cq != self.send_cq && overrun(self.recv_cq)
     }
 
+    /// Returns the protection domain of a key's region.
+    #[inline]
+    fn domain(&self, side: QpSide) -> u32 {
+        match side {
+            QpSide::Receive => self.recv_pd,
+            QpSide::Local | QpSide::Remote => self.pd,
+        }
+    }
+
     /// Finds the bytes of a buffer of this end.
     pub(super) fn resolve(
         &self,
         regions: &Regions,
+        side: QpSide,
         sge: &Sge,
         need: Access,
     ) -> Result<Region, AccessFault> {
-        regions.resolve((self.pd, QpSide::Local), sge.lkey, sge.addr, sge.length, need)
+        regions.resolve((self.domain(side), side), sge.lkey, sge.addr, sge.length, need)
     }
 
     /// Returns the room for inline data that is being posted.
@@ -249,9 +262,8 @@ impl Posted {
             Payload::List { slot, offset, len } => {
                 let mut rest = bytes;
                 for piece in self.send_lists.pieces(slot, offset, len) {
-                    let Ok(region) = self.resolve(regions, &piece, Access::empty()) else {
-                        return false;
-                    };
+                    let region = self.resolve(regions, QpSide::Local, &piece, Access::empty());
+                    let Ok(region) = region else { return false };
                     let (bytes, behind) = rest.split_at_mut(piece.length as usize);
                     if !regions.fetch(region, bytes) {
                         return false;

@@ -166,10 +166,12 @@ impl QueuePair {
         }
     }
 
-    /// Makes a queue pair. One for datagrams has their paths.
+    /// Makes a queue pair whose receives have the domain `recv_pd`. A queue pair for datagrams has their
+    /// paths.
     pub(super) fn new(
         qpn: u32,
         config: &QpConfig,
+        recv_pd: u32,
         datagrams: Option<Box<DatagramPaths>>,
     ) -> Result<Self, NicError> {
         let QpConfig { pd, send_cq, recv_cq, cap, send_sges_max, recv_sges_max, srq, .. } = *config;
@@ -195,6 +197,7 @@ impl QueuePair {
             engine,
             posted: Posted {
                 pd,
+                recv_pd,
                 send_cq,
                 recv_cq,
                 inline: Inline { bytes: vec![0; sends * slot_bytes], slot_bytes },
@@ -260,10 +263,14 @@ impl QueuePair {
         engine!(&self.engine, qp => qp.phases())
     }
 
-    /// Whether packets that waited for room may still leave. In state ERR the program may use the memory of its sends
-    /// again, but answers are due.
+    /// Whether the program may use the memory of its sends again.
+    pub(super) fn has_ended(&self) -> bool {
+        matches!(self.state(), QpState::Err | QpState::Reset | QpState::Init)
+    }
+
+    /// Whether packets that waited for room may still leave. If the queue pair has ended, only answers may.
     pub(super) fn may_send(&self, run: &Transmit) -> bool {
-        self.state() != QpState::Err || run.headers.bth.opcode.is_response()
+        !self.has_ended() || run.headers.bth.opcode.is_response()
     }
 
     /// Whether no send that has begun is left.
@@ -455,7 +462,7 @@ mod tests {
     fn a_queue_pair_with_few_sends_may_have_many_receives() {
         let is_made = |max_send_wr, max_recv_wr| {
             let cap = QpCap { max_send_wr, max_recv_wr, ..QpCap::default() };
-            QueuePair::new(1, &QpConfig::new(0, 0, cap), None).is_ok()
+            QueuePair::new(1, &QpConfig::new(0, 0, cap), 0, None).is_ok()
         };
         assert!(is_made(512, 8192) && is_made(2048, 2048));
         assert!(!is_made(512, 8193) && !is_made(513, 2049) && !is_made(2049, 1));

@@ -90,7 +90,7 @@ impl Regions {
         }
         let Some(connection) = self.connections.get(&pd) else { return false };
         region.pd == connection.parent
-            && (side == QpSide::Local || connection.granted.contains(&key))
+            && (side != QpSide::Remote || connection.granted.contains(&key))
     }
 
     /// Finds the bytes that a key and an address mean to a queue pair of domain `pd`. The check is exact

@@ -11,6 +11,8 @@ pub const SHARED_RECEIVES_MAX: u32 = 1 << 14;
 /// A shared receive queue to be created.
 #[derive(Clone, Copy, Debug)]
 pub struct SrqConfig {
+    /// The protection domain of the buffers.
+    pub pd: u32,
     /// Maximum number of receives.
     pub receives_max: u32,
     /// Maximum number of buffers of a receive.
@@ -19,6 +21,7 @@ pub struct SrqConfig {
 
 /// Receives for several queue pairs, in order.
 pub(super) struct SharedQueue {
+    pd: u32,
     ring: Box<[(RecvWr, bool)]>,
     lists: Lists,
     /// Slot of the oldest receive.
@@ -32,12 +35,18 @@ impl SharedQueue {
     fn new(config: &SrqConfig) -> Self {
         let slots = config.receives_max as usize;
         SharedQueue {
+            pd: config.pd,
             ring: vec![(RecvWr::default(), false); slots].into_boxed_slice(),
             lists: Lists::new(slots, config.sges_max),
             head: 0,
             len: 0,
             limit: 0,
         }
+    }
+
+    /// The protection domain of the buffers.
+    pub(super) fn pd(&self) -> u32 {
+        self.pd
     }
 
     /// Maximum number of buffers of a receive.
@@ -163,7 +172,7 @@ mod tests {
 
     #[test]
     fn receives_leave_in_order_with_their_buffers() {
-        let mut queue = SharedQueue::new(&SrqConfig { receives_max: 3, sges_max: 2 });
+        let mut queue = SharedQueue::new(&SrqConfig { pd: 0, receives_max: 3, sges_max: 2 });
         let mut lists = Lists::new(4, 2);
         for round in 0..5 {
             for wr_id in 0..3 {
@@ -185,7 +194,7 @@ mod tests {
 
     #[test]
     fn the_limit_is_reached_once() {
-        let mut queue = SharedQueue::new(&SrqConfig { receives_max: 8, sges_max: 1 });
+        let mut queue = SharedQueue::new(&SrqConfig { pd: 0, receives_max: 8, sges_max: 1 });
         let mut lists = Lists::new(1, 1);
         (0..8).for_each(|wr_id| post(&mut queue, wr_id, &[sge(1)]).unwrap());
         queue.limit = 6;

@@ -65,6 +65,8 @@ struct Laid {
     /// End of the packet's bytes in the buffer.
     end: usize,
     wire_bytes: usize,
+    /// The queue pair of the packet.
+    qpn: u32,
     /// For a gathered payload: its position in the buffer, its region and its length.
     payload: Option<(usize, Region, usize)>,
 }
@@ -165,6 +167,19 @@ impl Staging {
         }
         self.clear();
         Ok(())
+    }
+
+    /// Drops the train if one of its packets reads the memory of a queue pair that `has_ended`: the program
+    /// may use that memory again. The whole train counts as lost.
+    pub(super) fn drop_train_of(&mut self, has_ended: impl Fn(u32) -> bool) {
+        if self.laid.iter().any(|laid| laid.payload.is_some() && has_ended(laid.qpn)) {
+            self.clear();
+        }
+    }
+
+    /// Whether packets wait because the sink had no room.
+    fn is_blocked(&self) -> bool {
+        self.route.is_some() || self.held.is_some()
     }
 
     fn clear(&mut self) {
@@ -274,7 +289,7 @@ impl Staging {
         self.bytes[end..end + check_bytes].copy_from_slice(&check[..check_bytes]);
         end += check_bytes;
         self.wire_bytes += wire_bytes;
-        let _ = self.laid.push(Laid { end, wire_bytes, payload: gathered });
+        let _ = self.laid.push(Laid { end, wire_bytes, qpn: posted.qpn, payload: gathered });
         Ok(())
     }
 }
@@ -295,7 +310,7 @@ impl Device {
 
     /// Whether packets wait because the sink had no room.
     pub fn is_blocked(&self) -> bool {
-        self.staging.route.is_some()
+        self.staging.is_blocked()
     }
 
     fn try_transmit(
@@ -320,7 +335,8 @@ impl Device {
             counters,
             ..
         } = self;
-        if staging.route.is_some() {
+        if staging.is_blocked() {
+            staging.drop_train_of(|qpn| qps.get(qpn).is_none_or(QueuePair::has_ended));
             staging.flush(regions, sink, counters)?;
             if let Some((qpn, run)) = staging.held.take()
                 && let Some(qp) = qps.get_mut(qpn).filter(|qp| qp.may_send(&run))

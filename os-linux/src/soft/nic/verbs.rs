@@ -135,18 +135,24 @@ impl SoftNic {
         }
     }
 
-    /// Creates a shared receive queue. `notify` is called for its events while the NIC is locked, so
-    /// `notify` must not call the NIC.
+    /// Creates a shared receive queue: `receives_max` and `sges_max` are the maximum numbers of receives and
+    /// of buffers of a receive. `notify` is called for its events while the NIC is locked, so `notify` must
+    /// not call the NIC.
     ///
     /// # Errors
-    /// The errors of [`Device::create_srq`](crate::soft::Device::create_srq).
+    /// The errors of [`Device::create_srq`](crate::soft::Device::create_srq). `EINVAL`: the protection domain
+    /// belongs to another NIC.
     pub fn create_srq(
         &self,
-        config: &SrqConfig,
+        pd: &Pd,
+        receives_max: u32,
+        sges_max: u32,
         notify: impl Fn(AsyncEvent) + Send + 'static,
     ) -> Result<Srq, NicError> {
+        self.check(&pd.0.nic, Verb::CreateQp)?;
+        let config = SrqConfig { pd: pd.0.number, receives_max, sges_max };
         let mut moving = self.port().lock();
-        let number = moving.device.create_srq(config)?;
+        let number = moving.device.create_srq(&config)?;
         moving.listeners.insert(Subject::Srq(number), Box::new(notify));
         drop(moving);
         Ok(Srq { nic: self.clone(), number })
@@ -226,8 +232,8 @@ impl SoftNic {
         self.port().post(|device| device.update_qp(qp.qpn, update))
     }
 
-    /// Sends all that is due, acknowledges too, unless another call of this NIC takes longer than a millisecond. A process
-    /// that is about to exit calls this.
+    /// Sends all that is due, acknowledges too, unless another call of this NIC takes longer than a
+    /// millisecond. A process that is about to exit calls this.
     pub fn try_flush(&self) {
         self.port().try_flush();
     }

@@ -56,7 +56,7 @@ pub(super) struct ResponderReply {
     msn: u32,
     /// A part of the READ was answered already.
     begun: bool,
-    /// The request was a duplicate.
+    /// A duplicate asked for this reply, and the reply does not take the place of the first one.
     repeated: bool,
 }
 
@@ -84,14 +84,26 @@ impl ResponderReply {
 
     /// Answers a duplicate. If the duplicate asks for the rest of a READ, the answer goes on with
     /// MIDDLE or LAST. rxe gives no other answer and accepts no other.
-    pub(super) fn again(psn: Psn, reth: &Reth, msn: u32, begun: bool) -> ResponderReply {
-        ResponderReply { begun, repeated: true, ..ResponderReply::new(psn, reth, msn) }
+    pub(super) fn again(
+        psn: Psn,
+        reth: &Reth,
+        msn: u32,
+        begun: bool,
+        repeated: bool,
+    ) -> ResponderReply {
+        ResponderReply { begun, repeated, ..ResponderReply::new(psn, reth, msn) }
     }
 
     /// Returns whether the response with this PSN is still to be sent.
     pub(super) fn covers(&self, psn: Psn, path: &Path) -> bool {
         let ahead = psn.since(self.psn);
         ahead >= 0 && (ahead as u32) < path.packets(self.left)
+    }
+
+    /// Returns whether all responses that are still to be sent are among the `packets` from `psn` on.
+    fn lies_within(&self, psn: Psn, packets: u32, path: &Path) -> bool {
+        let skipped = self.psn.since(psn);
+        skipped >= 0 && skipped as u32 + path.packets(self.left) <= packets
     }
 }
 
@@ -132,6 +144,14 @@ impl<const RQ: usize> Responder<RQ> {
         let before = |other: &&ResponderReply| other.psn.since(reply.psn) <= 0;
         let at = self.replies.iter().take_while(before).count();
         let _ = self.replies.insert(at, reply);
+    }
+
+    /// Removes the replies whose remaining responses are among the `packets` from `psn` on. Returns whether
+    /// one of them was the first reply to its request.
+    pub(super) fn withdraw_replies(&mut self, psn: Psn, packets: u32, path: &Path) -> bool {
+        let first_replies = self.unanswered(false);
+        self.replies.retain(|reply| !reply.lies_within(psn, packets, path));
+        self.unanswered(false) < first_replies
     }
 
     /// Drops all answers that are still to be sent.

@@ -81,7 +81,7 @@ impl<const RQ: usize> Responder<RQ> {
             placed.map_err(|_| NO_LOCAL_ACCESS)?;
         } else if len > 0 {
             let addr = recv.sge.addr.wrapping_add(offset.into());
-            let to = env.resolve(recv.sge.lkey, addr, len, Access::LOCAL_WRITE, QpSide::Local);
+            let to = env.resolve(recv.sge.lkey, addr, len, Access::LOCAL_WRITE, QpSide::Receive);
             env.place(to.map_err(|_| NO_LOCAL_ACCESS)?, bytes);
         }
         Ok(())
