@@ -10,8 +10,9 @@ use crate::tree::{File, Tree};
 
 /// The file that NCCL opens for `NCCL_NET_PLUGIN=invar`.
 pub(crate) const PLUGIN: &str = "libnccl-net-invar.so";
-/// The library of `invar run`, from the prefix. Loaders do not look into its folder.
-pub(crate) const VERBS: &str = "lib/invar/libibverbs.so.1";
+/// The library of `invar run`, from the prefix. Loaders do not look into its folder, unless `invar run` tells them
+/// to. Then they find the library by the name that NCCL asks for.
+pub(crate) const VERBS: &str = "lib/invar/libibverbs.so";
 /// One line about Invar, for registries of packages.
 pub(crate) const SUMMARY: &str = "NCCL's network transport, rebuilt in Rust: plugin and command";
 /// A paragraph about Invar, in lines for registries of packages.

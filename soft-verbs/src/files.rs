@@ -2,7 +2,8 @@
 //!
 //! UCX takes a device only if its file in `/dev/infiniband` exists, and reads in `/sys/class/infiniband` what kind
 //! of GID it has and on which interface. Nobody can put files there without root. So the library stands in front
-//! of the C library's functions that UCX calls. All other paths go on to the kernel.
+//! of the C library's functions that UCX calls. All other paths go on to the kernel, and with them the files of other
+//! devices.
 
 use std::ffi::{CStr, c_char, c_int, c_uint};
 use std::io::{Seek, Write};
@@ -107,16 +108,15 @@ unsafe extern "C" fn stat(path: *const c_char, to: *mut libc::stat) -> c_int {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn open(path: *const c_char, flags: c_int, mode: c_uint) -> c_int {
     // SAFETY: the caller gives a C string.
-    match unsafe { place(path) } {
-        Some(place @ (DeviceFile::GidType { .. } | DeviceFile::GidInterface { .. })) => {
-            match place.content().map(|content| file(&content)) {
-                Some(Ok(file)) => file.into_raw_fd(),
-                Some(Err(error)) => errno::minus_one(error.raw_os_error().unwrap_or(libc::EIO)),
-                None => errno::minus_one(libc::ENOENT),
-            }
-        }
+    let content = unsafe { place(path) }.and_then(|place| match place {
+        DeviceFile::Uverbs { .. } => None,
+        _ => place.content(),
+    });
+    match content.map(|content| file(&content)) {
+        Some(Ok(file)) => file.into_raw_fd(),
+        Some(Err(error)) => errno::minus_one(error.raw_os_error().unwrap_or(libc::EIO)),
         // SAFETY: the caller gives what `open` needs.
-        _ => unsafe { libc::openat(AT_FDCWD, path, flags, mode) },
+        None => unsafe { libc::openat(AT_FDCWD, path, flags, mode) },
     }
 }
 

@@ -5,6 +5,7 @@ use std::mem;
 use std::sync::PoisonError;
 
 use invar_core::nic::{Access, AddressVector, Mtu, Nic, QpTransition, RtrAttr, RtsAttr};
+use invar_core::roce::Psn;
 use invar_core::roce::qp::QpUpdate;
 use invar_verbs::sys::provider::{IBV_QP_CUR_STATE, IBV_QP_EN_SQD_ASYNC_NOTIFY, ibv_qp};
 use invar_verbs::sys::*;
@@ -96,6 +97,9 @@ extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int
 }
 
 fn modify(qp: &Qp, attr: &ibv_qp_attr, mask: c_int) -> Result<u32, c_int> {
+    // Programs give a random number as a PSN, and rxe and mlx5 cut it to 24 bits.
+    let [rq_psn, sq_psn] = [attr.rq_psn, attr.sq_psn].map(|psn| psn & Psn::MASK);
+    let attr = &ibv_qp_attr { rq_psn, sq_psn, ..*attr };
     let mut known = qp.attr.lock().unwrap_or_else(PoisonError::into_inner);
     let from = state_code(qp.pair.state());
     if mask & IBV_QP_CUR_STATE != 0 && attr.cur_qp_state != from {

@@ -54,6 +54,11 @@ static void files_that_do_not_exist(void)
     CHECK(open("/sys/class/infiniband/none/ports/1/gid_attrs/types/0", O_RDONLY) == -1);
     CHECK(errno == ENOENT);
     CHECK(open(nowhere, O_RDONLY) == -1 && errno == EFAULT);
+    /* The kernel answers for devices that are not ours: for so long a name with an error of its own. */
+    char other[6000] = "/sys/class/infiniband/";
+    memset(other + strlen(other), 'x', 5000);
+    strcat(other, "/ports/1/gid_attrs/types/0");
+    CHECK(open(other, O_RDONLY) == -1 && errno == ENAMETOOLONG);
 }
 
 /* The functions stand in front of the C library's for every other file too. */

@@ -67,6 +67,9 @@ static int is_ipv4(const union ibv_gid *gid)
 /* The GID of both ends, which are on one device. */
 static int gid_index;
 
+/* A PSN as programs take it from a random number. The device takes the lower 24 bits. */
+static const uint32_t wide_psn = 0xabfffff7, psn = 0xfffff7;
+
 static void connect_to(struct end *end, const struct end *peer)
 {
     struct ibv_qp_attr attr = {.qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = ACCESS};
@@ -76,7 +79,7 @@ static void connect_to(struct end *end, const struct end *peer)
     attr.qp_state = IBV_QPS_RTR;
     attr.path_mtu = IBV_MTU_1024;
     attr.dest_qp_num = peer->qp->qp_num;
-    attr.rq_psn = 7;
+    attr.rq_psn = wide_psn;
     attr.max_dest_rd_atomic = 4;
     attr.min_rnr_timer = 12;
     attr.ah_attr.port_num = 1;
@@ -101,7 +104,7 @@ static void connect_to(struct end *end, const struct end *peer)
     attr.timeout = 14;
     attr.retry_cnt = 7;
     attr.rnr_retry = 7;
-    attr.sq_psn = 7;
+    attr.sq_psn = wide_psn;
     attr.max_rd_atomic = 4;
     int rts = IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
               IBV_QP_MAX_QP_RD_ATOMIC;
@@ -112,6 +115,7 @@ static void connect_to(struct end *end, const struct end *peer)
     CHECK(known.qp_state == IBV_QPS_RTS && known.dest_qp_num == peer->qp->qp_num);
     CHECK(known.ah_attr.grh.sgid_index == gid_index);
     CHECK(known.timeout == 14 && known.path_mtu == IBV_MTU_1024 && known.max_rd_atomic == 4);
+    CHECK(known.rq_psn == psn && known.sq_psn == psn);
     CHECK(known_init.cap.max_send_sge == 4 && known_init.recv_cq == end->recv_cq);
 }
 
@@ -429,7 +433,9 @@ static struct ibv_qp *create_datagrams(struct end *end)
     attr.qp_state = IBV_QPS_RTR;
     CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE) == 0);
     attr.qp_state = IBV_QPS_RTS;
+    attr.sq_psn = wide_psn;
     CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN) == 0);
+    CHECK(ibv_query_qp(qp, &attr, IBV_QP_SQ_PSN, &init) == 0 && attr.sq_psn == psn);
     return qp;
 }
 

@@ -1,17 +1,27 @@
 //! `invar run` gives a program the library.
 
-use std::fs;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
 
-use tempfile::TempPath;
+use tempfile::TempDir;
 
 use super::{Run, invar, json, run};
 
-/// A file that stands for the library. The loader tells of a file that is no library, and goes on without
-/// it.
-fn library(name: &str) -> TempPath {
-    let path = tempfile::Builder::new().suffix(name).tempfile().unwrap().into_temp_path();
+/// A file that stands for the library, in a folder as packages have it. The loader tells of a file that is no
+/// library, and goes on without it.
+fn library(name: &str) -> (TempDir, String) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().canonicalize().unwrap().join("lib/invar").join(name);
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
     fs::write(&path, b"\x7fELF\0ibv_get_device_list\0").unwrap();
-    path
+    (folder, path.into_os_string().into_string().unwrap())
+}
+
+/// The library itself. Cargo also builds it for the tests, and puts it next to them.
+fn built() -> String {
+    let path = std::env::current_exe().unwrap().with_file_name("libinvar_soft_verbs.so");
+    path.into_os_string().into_string().unwrap()
 }
 
 #[test]
@@ -22,39 +32,120 @@ fn a_missing_library_or_program_is_named() {
     let outcome = run(&["run", "--library", "/etc/passwd", "--", "true"]);
     assert_eq!(outcome.status, Some(2));
     assert_eq!(outcome.line(), "invar: --library /etc/passwd: it is no libibverbs");
-    let there = library("there.so");
-    let outcome =
-        run(&["run", "--library", there.to_str().unwrap(), "--", "/nowhere/program", "-x"]);
+    let (_folder, there) = library("libibverbs.so");
+    let outcome = run(&["run", "--library", &there, "--", "/nowhere/program", "-x"]);
     assert_eq!(outcome.status, Some(3));
     assert_eq!(outcome.line(), "invar: /nowhere/program: no such program");
 }
 
 #[test]
 fn a_path_that_the_loader_would_split_is_refused() {
-    let split = library("a b.so");
-    let outcome = run(&["run", "--library", split.to_str().unwrap(), "--", "true"]);
-    assert_eq!(outcome.status, Some(3));
-    assert!(outcome.line().contains("no path with a space or colon"), "{}", outcome.line());
+    for name in ["a b.so", "a:b.so", "a;b.so"] {
+        let (_folder, split) = library(name);
+        let outcome = run(&["run", "--library", &split, "--", "true"]);
+        assert_eq!(outcome.status, Some(3));
+        let says = "the loader takes no path with a space, colon or semicolon";
+        assert!(outcome.line().contains(says), "{}", outcome.line());
+    }
 }
 
 #[test]
 fn the_program_gets_its_arguments_and_the_library_and_its_status_is_returned() {
-    let there = library("env.so");
-    let path = there.to_str().unwrap();
+    let (_folder, path) = library("libibverbs.so");
     let script = "echo \"$LD_PRELOAD\" \"$1\"; exit 7";
-    let outcome = run(&["run", "--library", path, "--", "sh", "-c", script, "sh", "--an argument"]);
+    let outcome =
+        run(&["run", "--library", &path, "--", "sh", "-c", script, "sh", "--an argument"]);
     assert_eq!(outcome.status, Some(7), "{}", outcome.stderr);
-    let shown = there.canonicalize().unwrap();
-    assert_eq!(outcome.stdout.trim_end(), format!("{} --an argument", shown.display()));
+    assert_eq!(outcome.stdout.trim_end(), format!("{path} --an argument"));
+}
+
+#[test]
+fn what_the_user_tells_the_loader_and_a_sanitizer_holds_too() {
+    let (_folder, path) = library("libibverbs.so");
+    let folder = path.strip_suffix("/libibverbs.so").unwrap();
+    let script = "echo \"$LD_LIBRARY_PATH\" \"$ASAN_OPTIONS\"";
+    let mut command = invar(&["run", "--library", &path, "--", "sh", "-c", script]);
+    let ours = "verify_asan_link_order=0";
+    for (theirs, options) in [("", ""), ("/nowhere", "detect_leaks=0")] {
+        command.env("LD_LIBRARY_PATH", theirs).env("ASAN_OPTIONS", options);
+        let shown = match theirs {
+            "" => format!("{folder} {ours}\n"),
+            _ => format!("{folder}:{theirs} {options}:{ours}\n"),
+        };
+        assert_eq!(Run::start(&mut command).wait().ok().stdout, shown);
+    }
+}
+
+#[test]
+fn a_library_of_any_name_is_found_as_libibverbs_in_a_folder_of_this_user_alone() {
+    let (_folder, path) = library("other.so");
+    let runtime = tempfile::tempdir().unwrap();
+    let script = "readlink \"${LD_LIBRARY_PATH%%:*}/libibverbs.so\"";
+    let mut command = invar(&["run", "--library", &path, "--", "sh", "-c", script]);
+    command.env("XDG_RUNTIME_DIR", runtime.path());
+    // The second run finds the link of the first one.
+    for _ in 0..2 {
+        assert_eq!(Run::start(&mut command).wait().ok().stdout, format!("{path}\n"));
+    }
+    let folder = runtime.path().join("invar");
+    fs::set_permissions(&folder, Permissions::from_mode(0o777)).unwrap();
+    let outcome = Run::start(&mut command).wait();
+    assert_eq!(outcome.status, Some(3), "{}", outcome.stdout);
+    assert!(outcome.line().ends_with("no folder of this user alone"), "{}", outcome.line());
+}
+
+/// A program that loads libibverbs as NCCL does, and prints the number of devices.
+const LOADS_ITSELF: &str = r#"
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdio.h>
+int main(void) {
+    void *library = dlopen("libibverbs.so", RTLD_NOW);
+    if (!library) library = dlopen("libibverbs.so.1", RTLD_NOW);
+    if (!library) return 1;
+    void *(*list)(int *) = dlvsym(library, "ibv_get_device_list", "IBVERBS_1.1");
+    int count = -1;
+    if (!list || list != dlsym(RTLD_DEFAULT, "ibv_get_device_list") || !list(&count)) return 2;
+    printf("%d\n", count);
+    return 0;
+}
+"#;
+
+/// Fails unless the program, compiled with these flags, finds the device.
+fn assert_loads_itself(flags: &[&str]) {
+    let folder = tempfile::tempdir().unwrap();
+    let [source, program] = ["source.c", "program"].map(|name| folder.path().join(name));
+    fs::write(&source, LOADS_ITSELF).unwrap();
+    let mut cc = Command::new("cc");
+    let compiled = cc.args(flags).arg("-o").args([&program, &source]).arg("-ldl").output();
+    if !compiled.is_ok_and(|output| output.status.success()) {
+        eprintln!("skipped: needs a C compiler (cc) that knows {flags:?}");
+        return;
+    }
+    let library = built();
+    let start = ["run", "--library", &library, "--devices", "lo", "--", program.to_str().unwrap()];
+    // The test of leaks stops the process, which a debugger or a container may forbid.
+    let mut command = invar(&start);
+    let outcome = Run::start(command.env("ASAN_OPTIONS", "detect_leaks=0")).wait();
+    assert_eq!(outcome.ok().stdout, "1\n", "{}", outcome.stderr);
+}
+
+#[test]
+fn a_program_that_loads_libibverbs_itself_finds_the_devices() {
+    assert_loads_itself(&[]);
+}
+
+#[test]
+fn a_program_with_address_sanitizer_starts_and_finds_the_devices() {
+    assert_loads_itself(&["-fsanitize=address"]);
 }
 
 #[test]
 fn the_program_sees_the_devices_that_the_command_was_told() {
-    let there = library("devices.so");
-    let path = there.to_str().unwrap();
+    let (_folder, path) = library("libibverbs.so");
     let script = ["sh", "-c", "echo \"$INVAR_SOFT_DEVICES\""];
     let with = |devices: &[&str]| {
-        let arguments = [&["run", "--library", path], devices, &["--"], &script[..]].concat();
+        let arguments = [&["run", "--library", &path], devices, &["--"], &script[..]].concat();
         let mut command = invar(&arguments);
         Run::start(command.env("INVAR_SOFT_DEVICES", "nowhere1")).wait()
     };
@@ -74,9 +165,8 @@ fn the_program_sees_the_devices_that_the_command_was_told() {
 
 #[test]
 fn perf_moves_right_bytes_through_rdma_devices_of_the_library() {
-    // Cargo also builds the library for the tests, and puts it next to them.
-    let library = std::env::current_exe().unwrap().with_file_name("libinvar_soft_verbs.so");
-    let run = ["run", "--library", library.to_str().unwrap(), "--devices", "lo", "--"];
+    let library = built();
+    let run = ["run", "--library", &library, "--devices", "lo", "--"];
     let perf =
         [env!("CARGO_BIN_EXE_invar"), "perf", "-e", "1M", "-f", "300", "-n", "20", "--json", "-"];
     for flags in [

@@ -21,7 +21,7 @@ fn library() -> PathBuf {
     std::env::current_exe().unwrap().with_file_name("libinvar_soft_verbs.so")
 }
 
-/// A program that gets the library as `invar run` gives it.
+/// A program with the library preloaded, as by `invar run`.
 fn command(program: impl AsRef<Path>, arguments: &[&str]) -> Command {
     let mut command = Command::new(program.as_ref());
     shell::clean(&mut command).args(arguments).env("LD_PRELOAD", library());
