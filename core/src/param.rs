@@ -183,10 +183,10 @@ params! {
     NCCL_IB_PKEY => ib_pkey_index: u16 = "0", int(0, 65_535), unit: "index";
     /// 1 sends FIFO slots inline in the work request.
     NCCL_IB_USE_INLINE => ib_use_inline: bool = "0", FLAG;
-    /// Service level of the queue pairs on InfiniBand.
-    NCCL_IB_SL => ib_sl: u8 = "0", int(0, 15), unit: "level";
-    /// Traffic class of the packets on RoCE: DSCP × 4 + ECN.
-    NCCL_IB_TC => ib_tc: u8 = "0", int(0, 255), unit: "class";
+    /// Service level of the queue pairs on InfiniBand; -1 is 0, or the traffic class that NCCL has for the communicator.
+    NCCL_IB_SL => ib_sl: Option<u8> = "-1", auto_or_int(-1, 0, 15), unit: "level";
+    /// Traffic class of the packets on RoCE: DSCP × 4 + ECN; -1 is 0, or what NCCL has for the communicator.
+    NCCL_IB_TC => ib_tc: Option<u8> = "-1", auto_or_int(-1, 0, 255), unit: "class";
     /// Each connection has this many queue pairs and splits each message over them.
     NCCL_IB_QPS_PER_CONNECTION => ib_qps_per_connection: u8 = "1", int(1, 128),
         unit: "queue pairs";
@@ -280,7 +280,8 @@ params! {
     /// rendezvous, and each rank one for each link from another rank over the network. Each address with
     /// connections over a NIC needs one more, unless the range is a single port.
     INVAR_PORT_RANGE => port_range: PortRange = "0", Allowed::Ports;
-    /// A connection that is not complete after this time fails.
+    /// A connection that is not complete after this time fails. The plugin waits for a day unless this is set: NCCL's
+    /// ranks may come late.
     INVAR_CONNECT_TIMEOUT_MS => connect_timeout_ms: u32 = "30000", int(1, 86_400_000),
         unit: "ms";
     /// A connection whose queue pairs fail makes new ones, and sends again what has not arrived. The
@@ -335,8 +336,9 @@ params! {
     /// says so. Software NICs are rails too: with `mlx5_0/soft0` the data goes through the operating system while
     /// the RDMA port does not work. The peer's rails are matched in the same order. Empty joins none.
     INVAR_RAILS => rails: Option<&'a str> = "", Allowed::Name;
-    /// The most detailed level of messages that are logged. Empty follows NCCL_DEBUG; without both it is
-    /// warn. In the plugin NCCL_DEBUG counts.
+    /// The most detailed level of messages that are logged. Empty follows NCCL_DEBUG; without both, a program's own
+    /// logger gets warnings, and the command logs the warnings that no error repeats, such as on stalls. In the plugin
+    /// NCCL_DEBUG counts.
     INVAR_LOG => log: Option<LogLevel> = "", LogLevel::ALLOWED, readers: Library;
     /// The format of the log's lines: text, or a JSON object each.
     INVAR_LOG_FORMAT => log_format: LogFormat = "text", LogFormat::ALLOWED, readers: Library;

@@ -1,10 +1,12 @@
 //! Connection setup: from `listen`, `connect` and `accept` to comms.
 
 use std::ffi::{c_int, c_void};
+use std::fmt;
 use std::hash::{BuildHasher, RandomState};
+use std::net::SocketAddr;
 use std::ptr;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use invar::{
     Accepting, Connecting, ConnectionError, Device, Error, ErrorKind, Handle, Listener, SendComm,
@@ -13,7 +15,8 @@ use invar::{
 use invar_core::nic::Verb;
 
 use crate::abi::{Code, CommConfig, HANDLE_BYTES};
-use crate::host::{self, Context};
+use crate::context::Context;
+use crate::host;
 use crate::lifetime::{put_recv, put_send};
 use crate::outcome::{Failed, Outcome, call, code, failed, misused, null, refused};
 use crate::registry::{Number, Registry};
@@ -38,8 +41,31 @@ struct Trying {
     connecting: Connecting,
     number: c_int,
     device: Device,
+    /// The peer's address.
+    peer: SocketAddr,
+    begun: Instant,
     /// The time of NCCL's last call.
     called: Instant,
+    /// After this time the user is told of the attempt again.
+    told: Duration,
+}
+
+/// NCCL does not say when it gives up an attempt, which it polls all the time. It has if it does not call for this long.
+const GIVEN_UP_AFTER: Duration = Duration::from_secs(600);
+
+/// After this time the user is told that an attempt still waits, and again after twice the time.
+const TELL_AFTER: Duration = Duration::from_secs(30);
+
+impl fmt::Display for Trying {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (device, seconds) = (&self.device.info().name, self.begun.elapsed().as_secs());
+        write!(
+            f,
+            "connect: {device} has waited for {} for {seconds} s: the rank there may not have called `accept` \
+             yet, and NCCL waits for ranks that come late",
+            self.peer
+        )
+    }
 }
 
 /// `listen` before v11.
@@ -247,13 +273,14 @@ unsafe fn go_on_connecting(
             let to = Handle::from_bytes(handle).map_err(|error| failed(&error.into()))?;
             let connecting = SendComm::connect(&device, &to, &settings);
             let connecting = connecting.map_err(|error| failed(&error))?;
-            // NCCL does not say when it gives up an attempt. After twice the time limit it has.
-            let limit = 2 * settings.connect_within();
+            let limit = GIVEN_UP_AFTER.min(2 * settings.connect_within());
             ATTEMPTS.remove_all(|attempt| {
                 attempt.try_lock().is_ok_and(|trying| trying.called.elapsed() > limit)
             });
-            let called = Instant::now();
-            let trying = Arc::new(Mutex::new(Trying { connecting, number, device, called }));
+            let (called, told) = (Instant::now(), TELL_AFTER);
+            let peer = to.addr(settings.wire()).map_err(misused)?;
+            let trying = Trying { connecting, number, device, peer, begun: called, called, told };
+            let trying = Arc::new(Mutex::new(trying));
             let attempt = ATTEMPTS.put(|_| Arc::clone(&trying));
             set_stage(&mut handle, Some(attempt));
             (attempt, trying)
@@ -265,6 +292,9 @@ unsafe fn go_on_connecting(
     if !matches!(polled, Ok(None)) {
         ATTEMPTS.remove(attempt);
         set_stage(&mut handle, None);
+    } else if trying.begun.elapsed() >= trying.told {
+        trying.told *= 2;
+        log::warn!("{trying}");
     }
     // SAFETY: NCCL promises that the handle is writable.
     unsafe { bytes.write_unaligned(handle) };
@@ -289,9 +319,10 @@ pub(crate) unsafe extern "C" fn close_listen(comm: *mut c_void) -> Code {
     })
 }
 
-/// Drops all connection attempts that nobody continues.
+/// Drops all connection attempts and listening comms. NCCL forgets those of a communicator that it aborts.
 pub(crate) fn abandon() {
     ATTEMPTS.clear();
+    LISTENERS.clear();
 }
 
 /// Offset of the connection's state in a handle: NCCL passes the same bytes to each call of `connect`.

@@ -6,8 +6,7 @@ use crate::abi::Code;
 use crate::outcome::call;
 use crate::{collnet, connect, host};
 
-/// `finalize`. The last one drops all connection attempts and listening comms of collNet that nobody
-/// continues.
+/// `finalize`. The last one drops all connection attempts and listening comms, of the network and of collNet.
 pub(crate) unsafe extern "C" fn finalize(context: *mut c_void) -> Code {
     call(|| {
         host::end_context(context, || {

@@ -8,14 +8,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use invar::{Choice, DeviceInfo, DeviceKind, LinkLayer, Settings};
 
-use crate::abi::{Code, CommConfig, Logger, ProfilerCallback, TRAFFIC_CLASS_UNDEF};
+use crate::abi::{Code, CommConfig, Logger, ProfilerCallback};
+use crate::context::Context;
 use crate::logger;
 use crate::net_device::{NetDevice, may_reach_gpus};
 use crate::outcome::{Failed, Outcome, call, misused, null, refused};
 use crate::profiler;
 
-/// Offset that marks a context's value; the rest of the value is the communicator's traffic class.
-const CONTEXT: usize = 1 << 16;
 /// The context of collNet where it is off. NCCL does not finalize such a context.
 const OFF: usize = 1 << 17;
 
@@ -382,49 +381,6 @@ fn endpoint(interface: &str, address: IpAddr) -> String {
     match address {
         IpAddr::V6(v6) if v6.is_unicast_link_local() => format!("{v6}%{interface}<0>"),
         _ => format!("{address}<0>"),
-    }
-}
-
-/// A communicator's settings for its connections.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Context {
-    /// The traffic class that replaces `NCCL_IB_TC`.
-    traffic_class: Option<u8>,
-}
-
-impl Context {
-    pub(crate) fn new(config: Option<&CommConfig>) -> Result<Self, Failed> {
-        let class = config.map_or(TRAFFIC_CLASS_UNDEF, |config| config.traffic_class);
-        if class == TRAFFIC_CLASS_UNDEF {
-            return Ok(Context { traffic_class: None });
-        }
-        let Ok(class) = u8::try_from(class) else {
-            log::warn!("traffic class {class}: must be a number from 0 to 255");
-            return Err(Failed(Code::INVALID_USAGE));
-        };
-        Ok(Context { traffic_class: Some(class) })
-    }
-
-    fn to_ptr(self) -> *mut c_void {
-        let class = self.traffic_class.map_or(0, |class| usize::from(class) + 1);
-        ptr::without_provenance_mut(CONTEXT | class)
-    }
-
-    pub(crate) fn from_ptr(context: *mut c_void) -> Result<Self, Failed> {
-        match context.addr().wrapping_sub(CONTEXT) {
-            0 => Ok(Context { traffic_class: None }),
-            class @ 1..=0x100 => Ok(Context { traffic_class: Some((class - 1) as u8) }),
-            _ => Err(misused(format_args!("{context:p} is no context of this plugin"))),
-        }
-    }
-
-    /// Returns the settings of a connection: `settings` with this context's traffic class.
-    pub(crate) fn apply(self, settings: &Settings) -> Settings {
-        let settings = settings.clone();
-        match self.traffic_class {
-            Some(class) => settings.traffic_class(class),
-            None => settings,
-        }
     }
 }
 

@@ -23,6 +23,7 @@ pub mod abi;
 mod collnet;
 mod comm;
 mod connect;
+mod context;
 mod entry;
 mod finalize;
 mod handles;

@@ -108,16 +108,20 @@ choice! {
     }
 }
 
-/// How far apart GPU and NIC may be. NCCL has numbers for the levels too, from when it had no names.
-pub(super) const GDR_LEVELS: Allowed =
-    Allowed::OneOf(&["LOC", "PIX", "PXB", "PHB", "SYS", "0", "1", "2", "3", "4", "5"]);
+/// How far apart GPU and NIC may be. NCCL has numbers for the levels too, from when it had no names, and names of
+/// paths between GPUs.
+pub(super) const GDR_LEVELS: Allowed = Allowed::OneOf(&[
+    "LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS", "0", "1", "2", "3", "4",
+    "5",
+]);
 
 impl Value<'_> for PciDistance {
     fn from_text(text: &str, _: &Allowed) -> Option<Self> {
         Some(match text {
-            "LOC" | "0" => PciDistance::Loc,
+            // A path to a NIC is never one of NVLink.
+            "LOC" | "NVL" | "NVB" | "C2C" | "0" => PciDistance::Loc,
             "PIX" | "1" => PciDistance::Pix,
-            "PXB" | "2" => PciDistance::Pxb,
+            "PXB" | "P2C" | "PXN" | "2" => PciDistance::Pxb,
             "PHB" | "3" => PciDistance::Phb,
             "SYS" | "4" | "5" => PciDistance::Sys,
             _ => return None,

@@ -42,8 +42,8 @@ fn every_row_says_what_it_means_and_names_are_unique() {
 fn empty_and_padded_values_are_as_in_nccl() {
     assert_eq!(with("NCCL_IB_TIMEOUT", "").unwrap().ib_timeout, 20);
     assert_eq!(with("NCCL_IB_TIMEOUT", " 22 ").unwrap().ib_timeout, 22);
-    assert_eq!(with("NCCL_IB_TC", "0x6A").unwrap().ib_tc, 106);
-    assert_eq!(with("NCCL_IB_TC", "0152").unwrap().ib_tc, 106);
+    assert_eq!(with("NCCL_IB_TC", "0x6A").unwrap().ib_tc, Some(106));
+    assert_eq!(with("NCCL_IB_TC", "0152").unwrap().ib_tc, Some(106));
 }
 
 #[test]
@@ -53,10 +53,13 @@ fn every_kind_of_value_is_read() {
     assert_eq!(with("NCCL_IB_ADAPTIVE_ROUTING", "1").unwrap().ib_adaptive_routing, Some(true));
     assert_eq!(with("INVAR_WIRE", "nccl-2.14").unwrap().wire, Wire::Nccl214);
     assert_eq!(with("NCCL_SOCKET_FAMILY", "AF_INET6").unwrap().socket_family, AddressFamily::Inet6);
-    for level in ["PHB", "3"] {
-        let params = with("NCCL_NET_GDR_LEVEL", level).unwrap();
-        assert_eq!(params.net_gdr_level, PciDistance::Phb);
+    for (level, distance) in
+        [("PHB", PciDistance::Phb), ("3", PciDistance::Phb), ("PXN", PciDistance::Pxb)]
+    {
+        assert_eq!(with("NCCL_NET_GDR_LEVEL", level).unwrap().net_gdr_level, distance);
     }
+    let subsystems = with("NCCL_DEBUG_SUBSYS", "INIT, NET").unwrap().nccl_debug_subsys;
+    assert_eq!(subsystems, Some("INIT, NET"));
     assert!(!with("NCCL_IB_HCA", "^mlx5_1").unwrap().ib_hca.matches("mlx5_1", Some(1)));
     let ports = with("INVAR_SOFT_PORT", " 4791 ").unwrap().soft_port;
     assert_eq!(ports.single(), Some(4791));

@@ -154,7 +154,9 @@ impl<'a> Value<'a> for &'a str {
     fn from_text(text: &'a str, allowed: &Allowed) -> Option<Self> {
         let is_allowed = match allowed {
             Allowed::Path => text.starts_with('/'),
-            Allowed::Secret | Allowed::Names | Allowed::Devices => !text.is_empty(),
+            Allowed::Secret | Allowed::Names | Allowed::Devices | Allowed::Subsystems => {
+                !text.is_empty()
+            }
             _ => !text.is_empty() && !text.contains(char::is_whitespace),
         };
         is_allowed.then_some(text)

@@ -1,6 +1,7 @@
 //! Registers the program's own memory with a device, each range of pages once.
 
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use invar_core::mr_cache::{Full, Inserted, Lookup, MrCache, MrHandle, MrSlot, PageRange};
@@ -52,15 +53,22 @@ pub unsafe fn register(device: &Device, start: NonNull<u8>, len: usize) -> Resul
 /// allocated again at the same address, it is registered again.
 ///
 /// # Errors
-/// Fails if [`register`] would fail, or if there is no CUDA. Fails if CUDA does not know the memory, or
-/// if the range is in more than one allocation.
+/// Fails if [`register`] would fail, or if there is no CUDA. Fails if CUDA does not know the memory, or if the range
+/// has no DMA-BUF and is in more than one allocation.
 ///
 /// # Safety
 /// Until the range is deregistered, nobody else accesses bytes while a transfer writes them, and nobody
 /// writes bytes while a transfer reads them. Memory that is registered by its address stays allocated.
 pub unsafe fn register_gpu(device: &Device, range: &GpuRange<'_>) -> Result<Keys, Error> {
     let GpuRange { addr, len, dma_buf } = *range;
-    let Pointer { buffer_id, .. } = gpu_allocation(addr, len)?;
+    // Other allocations of the range may be replaced while the first one stays, so that nobody else shares this
+    // registration. The kernel checks that the DMA-BUF has the range.
+    let buffer_id = match dma_buf {
+        Some(_) if bytes_from(addr, &allocation_at(addr)?) < len => {
+            SEVERAL | SEVERAL_TAKEN.fetch_add(1, Ordering::Relaxed)
+        }
+        _ => gpu_allocation(addr, len)?.buffer_id,
+    };
     cached(device, Some(buffer_id), addr, len, |pages, access| {
         // The range's first page may begin before the range does.
         let before = addr - pages.addr();
@@ -79,26 +87,18 @@ pub unsafe fn register_gpu(device: &Device, range: &GpuRange<'_>) -> Result<Keys
     })
 }
 
+/// Numbers of ranges that are in several allocations. CUDA counts its allocations from 1.
+const SEVERAL: u64 = 1 << 63;
+static SEVERAL_TAKEN: AtomicU64 = AtomicU64::new(0);
+
 /// Returns CUDA's facts about the allocation that has `len` bytes at `addr` on a GPU.
 ///
 /// # Errors
 /// Fails if there is no CUDA, or if the bytes are not in one allocation of a GPU.
 pub(crate) fn gpu_allocation(addr: u64, len: usize) -> Result<Pointer, Error> {
-    let driver = Driver::open().map_err(Kind::NoCuda)?;
-    let pointer = Pointer::query(driver, addr).map_err(|error| Kind::Gpu(error.into()))?;
-    let refuse = |what| Kind::Usage(format!("at {addr:#x} there is {what}"));
-    let pointer = match pointer {
-        Some(pointer) if pointer.kind == PointerKind::Device => pointer,
-        Some(Pointer { kind: PointerKind::Managed, .. }) => {
-            return Err(refuse("managed memory, which leaves the GPU").into());
-        }
-        Some(_) => return Err(refuse("memory of the host, not of a GPU").into()),
-        None => return Err(refuse("no memory that CUDA knows").into()),
-    };
-    // The next allocation has a number of its own, which may change while the number of this allocation
-    // stays.
+    let pointer = allocation_at(addr)?;
     let Pointer { base, len: room, .. } = pointer;
-    if len > room - (addr - base) as usize {
+    if len > bytes_from(addr, &pointer) {
         let text = format!(
             "{len} bytes at {addr:#x} end beyond their allocation, {room} bytes of GPU memory at \
              {base:#x}: each allocation is registered by itself"
@@ -106,6 +106,28 @@ pub(crate) fn gpu_allocation(addr: u64, len: usize) -> Result<Pointer, Error> {
         return Err(Kind::Usage(text).into());
     }
     Ok(pointer)
+}
+
+/// Returns the number of bytes of an allocation from `addr` on.
+fn bytes_from(addr: u64, of: &Pointer) -> usize {
+    of.len - (addr - of.base) as usize
+}
+
+/// Returns CUDA's facts about the allocation at `addr` on a GPU.
+fn allocation_at(addr: u64) -> Result<Pointer, Error> {
+    let driver = Driver::open().map_err(Kind::NoCuda)?;
+    let pointer = Pointer::query(driver, addr).map_err(|error| Kind::Gpu(error.into()))?;
+    let refuse = |what| Err(Kind::Usage(format!("at {addr:#x} there is {what}")).into());
+    // The next allocation has a number of its own, which may change while the number of this allocation
+    // stays.
+    match pointer {
+        Some(pointer) if pointer.kind == PointerKind::Device => Ok(pointer),
+        Some(Pointer { kind: PointerKind::Managed, .. }) => {
+            refuse("managed memory, which leaves the GPU")
+        }
+        Some(_) => refuse("memory of the host, not of a GPU"),
+        None => refuse("no memory that CUDA knows"),
+    }
 }
 
 /// Returns the keys of pages that are registered, or registers them with `register`.

@@ -9,7 +9,8 @@ use invar::{Communicator, Error, HubListener, UniqueId};
 
 use super::comm::CollComm;
 use crate::abi::{Code, HANDLE_BYTES};
-use crate::host::{self, Context};
+use crate::context::Context;
+use crate::host;
 use crate::outcome::{Failed, Outcome, call, failed, misused, null, refused};
 use crate::registry::{Number, Registry};
 

@@ -425,7 +425,14 @@ static void run(const char* library, end_t* ends, int n) {
   CHECK(started == 0); // see `init_v10`
 #endif
 #if API >= 11
+  // NCCL forgets the listening comms of a communicator that it aborts.
+  int open_before = sockets();
+  char handle[HANDLE_BYTES];
+  void* forgotten;
+  OK(net->listen(context, 0, handle, &forgotten));
+  CHECK(sockets() > open_before);
   OK(net->finalize(context));
+  CHECK(sockets() <= open_before);
 #endif
   OK(dlclose(opened));
   // The kernel may list a joined thread for a moment longer.

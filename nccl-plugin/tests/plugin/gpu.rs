@@ -278,19 +278,27 @@ fn what_no_nic_can_be_given_is_refused() {
 }
 
 #[test]
-fn a_range_that_ends_beyond_its_allocation_is_refused() {
+fn a_range_beyond_its_allocation_needs_a_dma_buf_and_the_driver_checks_that_it_has_the_range() {
     fake().run(|| {
         let ends = Ends::new();
         let memory = GpuMemory::alloc(&gpu(), 4096).unwrap();
+        let (code, mr) = reg_mr(ends.recv, memory.addr(), 4097);
+        assert_eq!((code, mr.is_null()), (Code::INTERNAL_ERROR, true));
         let dma_buf = memory.dma_buf().unwrap();
         let (data, fd) = (memory.addr() as usize as *mut c_void, dma_buf.as_fd().as_raw_fd());
-        for len in [4097, usize::MAX] {
+        let register = |len| {
             let mut mr = ptr::null_mut();
             // SAFETY: The descriptor is open, and `mr` has room for a registration.
-            let code =
-                unsafe { (net.reg_mr_dma_buf)(ends.recv, data, len, PTR_CUDA, 0, fd, &mut mr) };
-            assert_eq!((code, mr.is_null()), (Code::INTERNAL_ERROR, true), "{len}");
-        }
+            let code = unsafe {
+                (net.reg_mr_dma_buf)(ends.recv, data, len, PTR_CUDA, dma_buf.offset, fd, &mut mr)
+            };
+            (code, mr)
+        };
+        assert_eq!(register(usize::MAX), (Code::INTERNAL_ERROR, ptr::null_mut()));
         assert_eq!(noted("ibv_reg_dmabuf_mr"), [""; 0]);
+        // NCCL's DMA-BUF has all segments of PyTorch's memory. This one lacks the range, which only the driver knows.
+        assert_eq!(register(8192), (Code::SYSTEM_ERROR, ptr::null_mut()));
+        let asked = format!("ibv_reg_dmabuf_mr offset={} length=8192 ", dma_buf.offset);
+        assert!(noted("ibv_reg_dmabuf_mr")[0].starts_with(&asked), "{:?}", verbs_calls());
     });
 }
