@@ -100,7 +100,7 @@ use invar_linux::proxy::DumpOnSignal;
 use invar_linux::rendezvous::Bootstrap;
 
 use self::board::Board;
-use self::call::{Call, Span};
+use self::call::{Call, Span, check_own};
 use self::dump::Dump;
 use self::engine::{Advance, SLEEP_MAX};
 use self::queue::{AtWorkplace, Queue, Workplace};
@@ -136,9 +136,10 @@ mod tags {
 ///
 /// # Errors of operations
 ///
-/// An operation checks the lengths of its input and output before it starts. If it refuses them, the
-/// communicator still works, but the other ranks wait for this rank. An error after the start ends the
-/// communicator on all ranks: see [Failure](self#failure).
+/// Before it starts, an operation checks the lengths of its input and output, its root or peer, and whether
+/// messages of this rank to itself match. If it refuses them, the communicator still works, but the other ranks
+/// wait for this rank. An error after the start ends the communicator on all ranks: see
+/// [Failure](self#failure).
 pub struct Communicator {
     core: Arc<Core>,
     /// The process that has joined. A child of fork has a copy of the value, and none of its threads.
@@ -147,6 +148,8 @@ pub struct Communicator {
     dump: Arc<Dump>,
     transport: String,
     within: Duration,
+    /// Held for a whole exchange: threads that exchange at once would take each other's bytes.
+    exchanging: Mutex<()>,
     _on_signal: Option<DumpOnSignal>,
     /// The meeting place, if a launcher started this process. It goes last.
     _meeting: Option<Meeting>,
@@ -181,10 +184,17 @@ impl Communicator {
         dump.joined(engine.links.routes());
         let workplace = Mutex::new(Workplace::new(engine));
         let core = Core { bootstrap, workplace, queue: Queue::default() };
-        let (core, worker) = (Arc::new(core), OnceLock::new());
-        let (_on_signal, _meeting) = (on_signal, None);
-        let process = std::process::id();
-        Ok(Communicator { core, process, worker, dump, transport, within, _on_signal, _meeting })
+        Ok(Communicator {
+            core: Arc::new(core),
+            process: std::process::id(),
+            worker: OnceLock::new(),
+            dump,
+            transport,
+            within,
+            exchanging: Mutex::default(),
+            _on_signal: on_signal,
+            _meeting: None,
+        })
     }
 
     /// Joins the ranks of this process' job, as its launcher describes them: torchrun, Open MPI's or
@@ -232,6 +242,7 @@ impl Communicator {
     /// Fails if a rank fails, or if a rank sends nothing within `INVAR_CONNECT_TIMEOUT_MS`. Then the communicator
     /// has ended on all ranks.
     pub fn exchange(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
+        let _one_at_a_time = self.exchanging.lock().unwrap_or_else(PoisonError::into_inner);
         let bootstrap = &self.core.bootstrap;
         // Bytes that come later must not be taken for those of the next exchange.
         let all = bootstrap.all_gather(tags::EXCHANGE, bytes, self.within);
@@ -369,7 +380,7 @@ impl Communicator {
 
     /// Sends data to a rank. The peer must receive the same number of elements, or the call fails. The
     /// call may wait until the peer receives; use a [`group`](Self::group) for several transfers at
-    /// once.
+    /// once. A message of this rank to itself needs both ends in one group.
     pub fn send<T: Element>(&self, data: &[T], peer: u32) -> Result<(), Error> {
         self.call(
             self.shape(Operation::Send { peer }, None).apart(data.into(), Span::empty::<T>())?,
@@ -423,12 +434,16 @@ impl Core {
 
     /// Runs the operations that were started before, and then these calls.
     ///
+    /// # Errors
+    /// If [`check_own`] refuses the calls, the communicator still works. Any other error ends it on all ranks.
+    ///
     /// # Safety
     ///
-    /// The caller makes the promises of [`Engine::run`].
+    /// The caller makes the promises of [`Engine::run`] about the memory of the calls.
     unsafe fn run(&self, calls: &[Call]) -> Result<(), Error> {
+        check_own(calls, self.bootstrap.rank())?;
         let mut workplace = self.drained();
-        // SAFETY: the caller has promised what `Engine::run` demands.
+        // SAFETY: the caller has promised what `Engine::run` demands, and `check_own` has accepted the calls.
         unsafe { workplace.engine.run(calls) }
     }
 

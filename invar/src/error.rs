@@ -5,6 +5,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use invar_core::auth::AuthError;
 use invar_core::conn::{HandleError, StreamError};
 use invar_core::error::{Ends, Error as CoreError, ErrorKind, Report};
 use invar_core::mr_cache::MrCacheError;
@@ -87,9 +88,12 @@ pub(crate) enum Kind {
         device: String,
         peer: Option<SocketAddr>,
     },
+    /// This rank's end of a link failed, through no fault of the peer.
+    #[error("{text}")]
+    Link { kind: ErrorKind, text: String },
     #[error("rank {rank}: {text}")]
     Rank { rank: u32, text: String },
-    /// The rank did not do its part in time.
+    /// A rank did not do its part in time. The rank is the one that this rank waited for, or the one at fault.
     #[error("rank {rank}: {text}")]
     SilentRank { rank: u32, text: String },
     /// Ranks make different calls. The rank is the one at fault, or the peer.
@@ -123,7 +127,7 @@ impl Error {
             | Kind::Provided { .. } => ErrorKind::Local,
             Kind::Gpu(MemoryError::Range(_) | MemoryError::Busy(_)) => ErrorKind::Usage,
             Kind::Gpu(MemoryError::Cuda(_)) | Kind::NoCuda(_) => ErrorKind::Local,
-            Kind::Staging { kind, .. } => *kind,
+            Kind::Staging { kind, .. } | Kind::Link { kind, .. } => *kind,
             Kind::Connection { error, .. } => error.kind(),
             Kind::Rank { .. }
             | Kind::SilentRank { .. }
@@ -185,13 +189,27 @@ impl Error {
             || matches!(&self.0.cause, Kind::Mismatch { .. })
     }
 
-    /// Puts the rank that the error is about in front of it.
+    /// Returns the kind of an error that this rank's program or host has caused, whatever the peer does.
+    fn own_kind(&self) -> Option<ErrorKind> {
+        match &self.0.cause {
+            Kind::Setting(_) | Kind::Usage(_) => Some(ErrorKind::Usage),
+            Kind::Io { .. } | Kind::Nic { .. } | Kind::Provided { .. } => Some(ErrorKind::Local),
+            Kind::Connection { error, .. } => is_of_host(error).then_some(ErrorKind::Local),
+            _ => None,
+        }
+    }
+
+    /// Puts the rank at the other end of a link in front of the error. The error is about that rank, unless this rank
+    /// has caused it.
     #[cold]
     pub(crate) fn of_rank(&self, rank: u32) -> Self {
         let text = self.to_string();
-        let cause = match self.is_mismatch() {
-            true => Kind::Mismatch { rank, text: format!("rank {rank}: {text}") },
-            false => Kind::Rank { rank, text },
+        let cause = match self.own_kind() {
+            _ if self.is_mismatch() => {
+                Kind::Mismatch { rank, text: format!("rank {rank}: {text}") }
+            }
+            Some(kind) => Kind::Link { kind, text: format!("link with rank {rank}: {text}") },
+            None => Kind::Rank { rank, text },
         };
         let about = About { is_connection_lost: true, ..self.0.about.clone() };
         Error(Box::new(Inner { cause, about }))
@@ -201,6 +219,7 @@ impl Error {
     #[cold]
     pub(crate) fn after(mut self, verdict: &str) -> Self {
         if let Kind::Connection { text, .. }
+        | Kind::Link { text, .. }
         | Kind::Rank { text, .. }
         | Kind::SilentRank { text, .. } = &mut self.0.cause
         {
@@ -315,6 +334,23 @@ fn is_silence(error: &CoreError) -> bool {
     }
 }
 
+/// Whether a connection failed because this host lacks memory or descriptors. Other refusals of a NIC may come from the
+/// network or the peer, which break queue pairs.
+fn is_of_host(error: &CoreError) -> bool {
+    const ENOMEM: i32 = 12;
+    const ENFILE: i32 = 23;
+    const EMFILE: i32 = 24;
+    const ENOBUFS: i32 = 105;
+    let errno = match error {
+        CoreError::Nic(error) => error.errno,
+        CoreError::Stream { error: StreamError::Os(errno), .. }
+        | CoreError::PeerClosed(StreamError::Os(errno))
+        | CoreError::Auth(AuthError::Stream(StreamError::Os(errno))) => *errno,
+        _ => return false,
+    };
+    matches!(errno, ENOMEM | ENFILE | EMFILE | ENOBUFS)
+}
+
 impl From<Kind> for Error {
     fn from(cause: Kind) -> Self {
         let about = About::of(&cause);
@@ -361,5 +397,40 @@ impl fmt::Display for Error {
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         std::error::Error::source(&self.0.cause)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use invar_core::nic::Verb;
+
+    use super::*;
+
+    fn connection(error: CoreError) -> Error {
+        let (text, device) = (error.to_string(), "nic0".to_owned());
+        Kind::Connection { error, text, device, peer: None }.into()
+    }
+
+    #[test]
+    fn an_error_of_a_link_is_about_the_peer_unless_this_rank_has_caused_it() {
+        let (nic, nofile) = (NicError::new(Verb::RegMr, 12, "no memory"), StreamError::Os(24));
+        let own: [(Error, ErrorKind); 5] = [
+            (Kind::Nic { device: "nic0".to_owned(), source: nic }.into(), ErrorKind::Local),
+            (Error::io("a socket", io::Error::from_raw_os_error(24)), ErrorKind::Local),
+            (Kind::Usage("no such device".to_owned()).into(), ErrorKind::Usage),
+            (connection(CoreError::Nic(nic)), ErrorKind::Local),
+            (connection(CoreError::PeerClosed(nofile)), ErrorKind::Local),
+        ];
+        for (error, kind) in own {
+            let named = error.of_rank(3);
+            assert_eq!((named.rank(), named.kind()), (None, kind), "{named}");
+            assert_eq!(named.to_string(), format!("link with rank 3: {error}"));
+            assert!(named.is_connection_lost(), "{named}");
+        }
+        let lost = connection(CoreError::PeerClosed(StreamError::Closed)).of_rank(3);
+        assert_eq!((lost.rank(), lost.kind()), (Some(3), ErrorKind::Peer));
+        let (local, remote) = (8, 4);
+        let differs = connection(CoreError::SizeMismatch { local, remote, tag: 0 }).of_rank(3);
+        assert!(differs.is_mismatch() && differs.rank() == Some(3), "{differs}");
     }
 }

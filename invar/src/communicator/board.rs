@@ -295,6 +295,13 @@ impl Board {
         (at.elapsed() < VERDICT_LASTS).then(|| verdict.clone())
     }
 
+    /// Returns the rank at fault for a wait that has lasted for `waited`, if a verdict has named one meanwhile.
+    pub(super) fn culprit(&self, waited: Duration) -> Option<u32> {
+        let watched = self.watched();
+        let (verdict, at) = watched.told.as_ref()?;
+        verdict.culprit.filter(|_| at.elapsed() < waited.min(VERDICT_LASTS))
+    }
+
     fn watched(&self) -> MutexGuard<'_, Watched> {
         self.watched.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,6 +1,6 @@
 //! An operation and its memory.
 
-use invar_core::coll::{DataType, Operation, RedOp};
+use invar_core::coll::{DataType, Operation, RedOp, TaskError};
 
 use super::Element;
 use crate::Error;
@@ -36,6 +36,36 @@ pub(super) struct Call {
 // thread runs it.
 unsafe impl Send for Call {}
 
+/// Returns the messages of `rank` to itself: each send with its receive.
+pub(super) fn own_messages(calls: &[Call], rank: u32) -> impl Iterator<Item = (&Call, &Call)> {
+    of(calls, Operation::Send { peer: rank }).zip(of(calls, Operation::Recv { peer: rank }))
+}
+
+/// Checks that calls that run together receive what `rank` sends to itself.
+pub(super) fn check_own(calls: &[Call], rank: u32) -> Result<(), Error> {
+    let sends = of(calls, Operation::Send { peer: rank }).count();
+    let recvs = of(calls, Operation::Recv { peer: rank }).count();
+    if sends != recvs {
+        let text = format!(
+            "rank {rank} sends to itself {sends} times and receives from itself {recvs} times: put both \
+             into one group"
+        );
+        return Err(Kind::Usage(text).into());
+    }
+    for (send, recv) in own_messages(calls, rank) {
+        let (sent, received) = (send.work.bytes(), recv.work.bytes());
+        if sent != received {
+            let text = format!("a rank sends {sent} bytes to itself and receives {received}");
+            return Err(Kind::Usage(text).into());
+        }
+    }
+    Ok(())
+}
+
+fn of(calls: &[Call], operation: Operation) -> impl Iterator<Item = &Call> {
+    calls.iter().filter(move |call| call.work.operation == operation)
+}
+
 /// The calls of a group. A single call needs no memory of its own.
 pub(super) enum Calls {
     One([Call; 1]),
@@ -63,8 +93,19 @@ pub(super) struct Shape {
 
 impl Shape {
     /// Returns the number of elements of the input and of the output.
+    ///
+    /// # Errors
+    /// Fails if the root or the peer is no rank, or if the elements are too many.
     pub(super) fn counts(&self, count: usize) -> Result<(usize, usize), Error> {
         let Shape { operation, rank, nranks, .. } = *self;
+        let other = match operation {
+            Operation::Broadcast { root } | Operation::Reduce { root } => Some(("the root", root)),
+            Operation::Send { peer } | Operation::Recv { peer } => Some(("the peer", peer)),
+            _ => None,
+        };
+        if let Some((what, rank)) = other.filter(|(_, other)| *other >= nranks) {
+            return Err(Kind::Usage(TaskError::Rank { what, rank, nranks }.to_string()).into());
+        }
         operation
             .input_count(count, rank, nranks)
             .zip(operation.output_count(count, rank, nranks))

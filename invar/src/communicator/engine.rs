@@ -9,7 +9,7 @@ use invar_linux::rendezvous::{Bootstrap, GroupVerdict};
 
 use super::backoff::{Backoff, Idle, Pause};
 use super::board::Board;
-use super::call::{Call, Work};
+use super::call::{Call, Work, own_messages};
 use super::choose::Facts;
 use super::job::Progress;
 use super::links::Links;
@@ -94,6 +94,8 @@ impl Engine {
     /// Moves the batch by one round, without waiting. After an error no link uses the memory of the calls.
     ///
     /// # Safety
+    ///
+    /// [`check_own`](super::call::check_own) has accepted the calls.
     ///
     /// The following must hold until the batch is done or has failed. The input and output of each call
     /// have as many elements as [`Operation::input_count`] and [`Operation::output_count`] say. Nobody
@@ -204,14 +206,26 @@ impl Engine {
                     self.board.wait_for(peer);
                     grace.look_after(&self.bootstrap, peer)?;
                 }
-                Idle::TooLong(waited) => {
-                    let turned_away = self.links.turned_away(peer);
-                    let text = format!("it did not do its part within {waited:?}{turned_away}");
-                    return Err(Kind::SilentRank { rank: peer, text }.into());
-                }
+                Idle::TooLong(waited) => return Err(self.gives_up(peer, waited)),
             }
             return Ok(Advance::Waiting);
         }
+    }
+
+    /// Returns the error of a rank that has waited too long for a peer. The peer may wait too, so the error is
+    /// about the rank at fault, if the hub has named one during the wait.
+    #[cold]
+    fn gives_up(&self, peer: u32, waited: Duration) -> Error {
+        let turned_away = self.links.turned_away(peer);
+        let text = format!("it did not do its part within {waited:?}{turned_away}");
+        let silent = match self.board.culprit(waited) {
+            Some(rank) if rank != peer => {
+                let text = format!("rank {} waited for rank {peer}, and {text}", self.rank());
+                Kind::SilentRank { rank, text }
+            }
+            _ => Kind::SilentRank { rank: peer, text },
+        };
+        silent.into()
     }
 
     /// Returns the plan of the next collective of a batch, and its work. After the last collective,
@@ -238,18 +252,20 @@ impl Engine {
         if std::mem::replace(&mut batch.transfers_begun, true) {
             return Ok(None);
         }
-        let (mut transfers, mut own) = (Plan::default(), Vec::new());
-        for call in calls.iter().filter(|call| call.work.operation.is_transfer()) {
-            match call.work.operation {
-                Operation::Send { peer } | Operation::Recv { peer } if peer == self.rank() => {
-                    own.push(call);
-                }
+        let mut transfers = Plan::default();
+        for call in calls {
+            if let Operation::Send { peer } | Operation::Recv { peer } = call.work.operation
+                && peer != self.rank()
+            {
                 // SAFETY: the caller has promised what `plan` demands.
-                _ => unsafe { self.plan(call, &mut transfers) }?,
+                unsafe { self.plan(call, &mut transfers) }?;
             }
         }
-        // SAFETY: the caller has promised what `copy_own` demands.
-        unsafe { copy_own(&own) }?;
+        for (send, recv) in own_messages(calls, self.rank()) {
+            // SAFETY: by the caller's promise both buffers exist and do not overlap, and `check_own` has found them
+            // equally long.
+            unsafe { ptr::copy_nonoverlapping(send.input, recv.output, send.work.bytes()) };
+        }
         Ok(if transfers.is_empty() { None } else { Some((None, transfers)) })
     }
 
@@ -419,30 +435,4 @@ pub(super) fn failed(bootstrap: &Bootstrap, error: Error) -> Error {
         true => error,
         false => bootstrap.check().err().map_or(error, Error::failure),
     }
-}
-
-/// Copies the data that a rank sends to itself.
-///
-/// # Safety
-///
-/// The caller makes the promises of [`Engine::advance`].
-unsafe fn copy_own(calls: &[&Call]) -> Result<(), Error> {
-    let is_send = |call: &&&Call| matches!(call.work.operation, Operation::Send { .. });
-    let (sends, recvs): (Vec<&Call>, Vec<&Call>) = calls.iter().partition(is_send);
-    if sends.len() != recvs.len() {
-        let text = "a rank sends to itself what it does not receive in the same group";
-        return Err(Kind::Usage(text.to_owned()).into());
-    }
-    let size = |call: &Call| call.work.count * call.work.data_type.bytes();
-    for (send, recv) in sends.into_iter().zip(recvs) {
-        let (sent, received) = (size(send), size(recv));
-        if sent != received {
-            let text = format!("a rank sends {sent} bytes to itself and receives {received}");
-            return Err(Kind::Usage(text).into());
-        }
-        // SAFETY: both buffers have `sent` bytes; the caller has promised that they exist and do not
-        // overlap.
-        unsafe { ptr::copy_nonoverlapping(send.input, recv.output, sent) };
-    }
-    Ok(())
 }

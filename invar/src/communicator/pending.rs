@@ -161,7 +161,13 @@ impl<T: Element> Pending<T> {
 
     /// Waits for the operation and returns its output. If the operation is in place or a send, returns
     /// the data.
+    ///
+    /// # Errors
+    /// Fails if the operation fails, or if awaiting a reference to this value has already returned the result.
     pub fn wait(mut self) -> Result<Vec<T>, Error> {
+        if self.buffers.is_none() {
+            return Err(Kind::Usage("the result has come out already".to_owned()).into());
+        }
         let result = self.posted.wait_within(Duration::MAX).expect("the time is not over");
         self.take(result)
     }

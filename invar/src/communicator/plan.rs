@@ -112,13 +112,17 @@ impl Plan {
     /// make.
     ///
     /// # Errors
-    /// Fails if a link fails or if a peer does something else. The error names the peer's rank.
+    /// Fails if a link fails or if a peer does something else. The error is about the peer's rank, unless this
+    /// rank has caused it.
     pub fn advance(&mut self, links: &mut Links) -> Result<Progress, Error> {
-        let mut all = Progress::Done;
+        let (mut all, mut finished) = (Progress::Done, false);
         for lane in &mut self.0 {
             while let Some(job) = lane.jobs.get_mut(lane.done) {
                 match (job.advance(links)?, all) {
-                    (Progress::Done, _) => lane.done += 1,
+                    (Progress::Done, _) => {
+                        lane.done += 1;
+                        finished = true;
+                    }
                     (Progress::Moved, _) => {
                         all = Progress::Moved;
                         break;
@@ -131,6 +135,7 @@ impl Plan {
                 }
             }
         }
-        Ok(all)
+        // A job that is done has moved data, even if all others wait.
+        Ok(if finished && all != Progress::Done { Progress::Moved } else { all })
     }
 }

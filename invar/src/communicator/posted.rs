@@ -49,8 +49,9 @@ impl Communicator {
     /// the other; then its sends and receives run at once. `mover` says which thread moves them.
     ///
     /// # Errors
-    /// Fails if the communicator has ended, if a reduction is missing or needless, or if the elements of
-    /// all ranks are too many.
+    /// Fails if the communicator has ended, if a reduction is missing or needless, if a root or a peer is no
+    /// rank, or if the elements of all ranks are too many. Fails if this rank sends to itself what the group
+    /// does not receive.
     ///
     /// # Safety
     ///
@@ -82,7 +83,7 @@ impl Communicator {
     /// or [`Operation::output_count`] says so.
     ///
     /// # Errors
-    /// Fails if a length is not that of the operation.
+    /// Fails if a length is not that of the operation, or if the root or the peer is no rank.
     pub fn raw(
         &self,
         operation: Operation,
@@ -98,7 +99,8 @@ impl Communicator {
     /// Describes an operation in place, for [`post`](Self::post). The length is in bytes.
     ///
     /// # Errors
-    /// Fails if the length is not that of the operation, or if the operation can't be in place.
+    /// Fails if the length is not that of the operation, if the root is no rank, or if the operation can't be
+    /// in place.
     pub fn raw_in_place(
         &self,
         operation: Operation,

@@ -23,7 +23,7 @@ use std::time::Duration;
 use invar_linux::own_thread::OwnThread;
 use invar_linux::reactor::wake;
 
-use super::call::Calls;
+use super::call::{Calls, check_own};
 use super::engine::{Advance, Batch, Engine, SLEEP_MAX};
 use super::{Communicator, Core};
 use crate::Error;
@@ -130,16 +130,20 @@ pub(super) struct Worker(OwnThread);
 impl Communicator {
     /// Appends an operation to the queue, and starts the worker with the first one.
     ///
+    /// # Errors
+    /// Fails if [`check_own`] refuses the calls, or if the worker can't start.
+    ///
     /// # Safety
     ///
-    /// The caller makes the promises of [`Engine::advance`] until the operation is done. The queue keeps
-    /// `memory` until then, so `memory` may own the input and the output.
+    /// The caller makes the promises of [`Engine::advance`] about the memory of the calls until the operation
+    /// is done. The queue keeps `memory` until then, so `memory` may own the input and the output.
     pub(super) unsafe fn enqueue(
         &self,
         calls: Calls,
         memory: Option<Arc<dyn Any + Send + Sync>>,
         mover: Mover,
     ) -> Result<Arc<Done>, Error> {
+        check_own(calls.as_ref(), self.rank())?;
         if self.worker.get().is_none() {
             self.start_worker()?;
         }
@@ -229,7 +233,8 @@ impl Queue {
         }
         let unwinding = Unwinding { queue: self, running, wakers };
         let batch = &mut unwinding.running.as_mut()?.batch;
-        // SAFETY: the caller of `enqueue` has promised what `advance` demands.
+        // SAFETY: the caller of `enqueue` has promised what `advance` demands, and `check_own` has accepted the
+        // calls.
         let advanced = unsafe { engine.advance(batch) };
         std::mem::forget(unwinding);
         let result = match advanced {

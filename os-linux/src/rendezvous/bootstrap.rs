@@ -87,6 +87,10 @@ impl Bootstrap {
                 "nobody listens there any more, or yet, within {within:?}: either all ranks have \
                  joined already, or rank 0 has given up or not started"
             )),
+            Unreached::Os(error) if addr.ip().is_loopback() => {
+                failed(format!("{error}: the interface lo is down; try ip link set lo up"))
+            }
+            Unreached::Os(error) => failed(error.to_string()),
             Unreached::Lost(lost) => failed(lost.to_string()),
         })?;
         let local_ip = stream.local_addr()?.ip();
@@ -241,7 +245,8 @@ impl Bootstrap {
         Ok(None)
     }
 
-    /// Gathers the blobs of all ranks, including this one's, in the order of ranks.
+    /// Gathers the blobs of all ranks, including this one's, in the order of ranks. Only one thread at a time may
+    /// gather with a tag.
     pub fn all_gather(
         &self,
         tag: u32,

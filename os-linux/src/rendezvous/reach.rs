@@ -1,5 +1,6 @@
 //! Connects a rank to the hub.
 
+use std::io;
 use std::net::SocketAddr;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -19,6 +20,8 @@ const RETRY_AFTER: Duration = Duration::from_millis(20);
 pub(super) enum Unreached {
     /// The hub's host is alive and refuses the connection.
     Nobody,
+    /// No packet comes there.
+    Os(io::Error),
     Lost(Lost),
 }
 
@@ -30,12 +33,22 @@ pub(super) fn connect(addr: SocketAddr, deadline: Instant) -> Result<OobStream, 
             Err(error) => error,
         };
         let is_refused = error == StreamError::Os(libc::ECONNREFUSED);
-        let may_pass =
-            is_refused || error == StreamError::Os(libc::ECONNRESET) || tcp::is_unreachable(&error);
+        // The network to another host may come up soon.
+        let is_unreachable = tcp::is_unreachable(&error);
+        let may_pass = is_refused
+            || error == StreamError::Os(libc::ECONNRESET)
+            || is_unreachable && !addr.ip().is_loopback();
         match may_pass && Instant::now() + RETRY_AFTER < deadline {
             true => thread::sleep(RETRY_AFTER),
             false if is_refused => return Err(Unreached::Nobody),
-            false => return Err(Unreached::Lost(error.into())),
+            false => {
+                return Err(match error {
+                    StreamError::Os(errno) if is_unreachable => {
+                        Unreached::Os(io::Error::from_raw_os_error(errno))
+                    }
+                    error => Unreached::Lost(error.into()),
+                });
+            }
         }
     }
 }

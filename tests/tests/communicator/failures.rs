@@ -83,10 +83,24 @@ fn a_call_that_cannot_be_is_refused_and_harms_nobody() {
 }
 
 #[test]
-fn a_root_that_is_no_rank_is_named() {
-    ranks(1, &settings(), |communicator| {
-        let error = communicator.broadcast(&mut [1_u8], 1).unwrap_err().to_string();
-        assert!(error.contains("rank 1"), "{error}");
+fn a_root_or_peer_that_is_no_rank_is_refused_and_harms_nobody() {
+    ranks(2, &settings(), |communicator| {
+        let mut data = [1_u8];
+        let refused = [
+            ("the root", communicator.broadcast(&mut data, 2)),
+            ("the root", communicator.reduce_in_place(&mut data, RedOp::Sum, 2)),
+            ("the peer", communicator.send(&data, 2)),
+            ("the peer", communicator.recv(&mut data, 2)),
+            ("the peer", communicator.start_send(vec![1_u8], 2).map(drop)),
+            ("the peer", communicator.group().recv(&mut data, 2).map(|_| ())),
+        ];
+        for (what, refused) in refused {
+            let error = refused.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Usage, "{error}");
+            let text = format!("{what} is rank 2: the communicator has 2, from 0");
+            assert_eq!(error.to_string(), text);
+        }
+        communicator.barrier().unwrap();
     });
 }
 

@@ -172,8 +172,23 @@ fn a_message_to_oneself_needs_both_ends_in_one_group() {
         group.send(&sent, 0).unwrap().recv(&mut got, 0).unwrap();
         group.run().unwrap();
         assert_eq!(got, sent);
-        let error = communicator.send(&sent, 0).unwrap_err().to_string();
-        assert!(error.contains("sends to itself what it does not receive"), "{error}");
+        let mut group = communicator.group();
+        group.send(&sent, 0).unwrap();
+        let refused = [
+            group.run(),
+            communicator.send(&sent, 0),
+            communicator.start_send(sent.to_vec(), 0).map(drop),
+        ];
+        for refused in refused {
+            let error = refused.unwrap_err();
+            let text = "rank 0 sends to itself 1 times and receives from itself 0 times";
+            assert!(error.to_string().starts_with(text), "{error}");
+            assert_eq!(error.kind(), ErrorKind::Usage);
+        }
+        let refused = communicator.start_recv(vec![0_u8], 0).map(drop);
+        assert_eq!(refused.unwrap_err().kind(), ErrorKind::Usage);
+        assert_eq!(communicator.recv(&mut got, 0).unwrap_err().kind(), ErrorKind::Usage);
+        communicator.barrier().expect("what a rank refuses ends nothing");
     });
 }
 
@@ -187,6 +202,7 @@ fn a_message_to_oneself_is_as_long_as_its_receive() {
         assert_eq!(error.kind(), ErrorKind::Usage);
         let text = "a rank sends 24 bytes to itself and receives 16";
         assert!(error.to_string().contains(text), "{error}");
+        communicator.barrier().expect("what a rank refuses ends nothing");
     });
 }
 

@@ -1,5 +1,7 @@
 //! Compares every operation, type, reduction and number of ranks with the definition of the operation.
 
+use std::thread;
+
 use half::{bf16, f16};
 use invar::{Communicator, RedOp, Settings};
 use invar_core::coll::Operation;
@@ -200,4 +202,28 @@ fn ranks_tell_each_other_bytes_of_any_length_and_know_what_they_go_over() {
             }
         });
     }
+}
+
+#[test]
+fn exchanges_of_several_threads_do_not_mix() {
+    const THREADS: u8 = 4;
+    const ROUNDS: u8 = 50;
+    let all = ranks(2, &settings(), |communicator| {
+        let exchanges = |thread| {
+            let rank = communicator.rank() as u8;
+            let exchange = |round| communicator.exchange(&[rank, thread, round]).unwrap();
+            (0..ROUNDS).map(exchange).collect::<Vec<_>>()
+        };
+        let exchanges = &exchanges;
+        let mut told: Vec<Vec<Vec<u8>>> = thread::scope(|scope| {
+            let threads: Vec<_> =
+                (0..THREADS).map(|thread| scope.spawn(move || exchanges(thread))).collect();
+            threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+        });
+        told.sort();
+        told
+    });
+    // Both ranks get the same bytes from each exchange.
+    assert_eq!(all[0].len(), usize::from(THREADS) * usize::from(ROUNDS));
+    assert_eq!(all[0], all[1]);
 }

@@ -8,7 +8,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::Duration;
 
-use invar::{Communicator, RedOp};
+use invar::{Communicator, ErrorKind, RedOp};
 use invar_testkit::wait::watch;
 
 use crate::rig::{ranks, settings};
@@ -156,5 +156,22 @@ fn a_wait_ends_with_its_own_operation() {
         assert_eq!(sum.wait().unwrap(), [2]);
         has_heard.store(true, Ordering::Release);
         assert_eq!(message.wait().unwrap(), [7]);
+    });
+}
+
+#[test]
+fn a_wait_for_a_result_that_has_come_out_is_refused() {
+    ranks(2, &settings(), |communicator| {
+        let mut sum = communicator.start_all_reduce(vec![1_u8], RedOp::Sum).unwrap();
+        let mut context = Context::from_waker(Waker::noop());
+        let result = watch("the result", || match Future::poll(Pin::new(&mut sum), &mut context) {
+            Poll::Ready(result) => Some(result),
+            Poll::Pending => None,
+        });
+        assert_eq!(result.unwrap(), [2]);
+        let error = sum.wait().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Usage);
+        assert_eq!(error.to_string(), "the result has come out already");
+        communicator.barrier().unwrap();
     });
 }

@@ -109,6 +109,20 @@ fn an_abort_ends_what_is_posted() {
 }
 
 #[test]
+fn a_peer_that_is_no_rank_and_a_message_to_oneself_without_its_receive_are_refused() {
+    ranks(1, &settings(), |communicator| {
+        let mut data = [1; 4];
+        for operation in [Operation::Send { peer: 0 }, Operation::Recv { peer: 1 }] {
+            let refused = RawOperation { operation, redop: None, ..sum(&mut data) };
+            // SAFETY: the communicator refuses it.
+            let error = unsafe { communicator.post(&[refused], Mover::Caller) }.err().unwrap();
+            assert_eq!(error.kind(), ErrorKind::Usage, "{error}");
+        }
+        wait(&post(&communicator, &[sum(&mut data)])).unwrap();
+    });
+}
+
+#[test]
 fn a_reduction_without_an_operation_or_the_other_way_is_refused() {
     ranks(1, &settings(), |communicator| {
         let mut data = [1; 4];

@@ -1,5 +1,6 @@
 //! When ranks wait for each other, all of them name the rank at fault.
 
+use std::thread;
 use std::time::Duration;
 
 use invar::{Communicator, RedOp, Settings};
@@ -66,6 +67,35 @@ fn a_rank_that_runs_another_collective_is_named_with_both() {
         let root = u32::from(communicator.rank() != 1);
         communicator.broadcast(&mut [1.0_f32; 1000], root)
     });
+}
+
+#[test]
+fn who_gives_up_a_rank_that_waits_itself_names_the_rank_at_fault() {
+    let settings = settings().stall_after(STUCK_AFTER).collective_timeout(Duration::from_secs(6));
+    // The data goes around the ring, so rank 3 waits for rank 2, which waits for rank 1. All of the data fits into
+    // the link from rank 0 to rank 1.
+    let broadcast =
+        |communicator: &Communicator| communicator.broadcast(&mut vec![0_u8; 300 << 10], 0);
+    let errors = ranks(4, &settings, |communicator| match communicator.rank() {
+        0 | 1 => {
+            if communicator.rank() == 0 {
+                // On a slow host the others may have given up by now.
+                let _ = broadcast(&communicator);
+            }
+            watch("the others' verdict", || communicator.check().err())
+        }
+        rank => {
+            if rank == 2 {
+                // Rank 3 gives up first.
+                thread::sleep(Duration::from_millis(300));
+            }
+            broadcast(&communicator).unwrap_err()
+        }
+    });
+    assert!(errors.iter().all(|error| error.rank() == Some(1)), "{errors:?}");
+    let errors: Vec<String> = errors.iter().map(ToString::to_string).collect();
+    let has_reason = |error: &String| error.contains("before that: rank 1 (pid ");
+    assert!(errors.iter().all(has_reason), "{errors:?}");
 }
 
 /// Runs an all-reduce in which rank 1 of four has another count, and checks that all ranks name it.

@@ -1,11 +1,14 @@
 //! Published slots arrive in order, whoever moves them.
 
-use std::sync::Mutex;
+use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
+use invar::DataType;
+use invar::communicator::{Algorithm, Links, Operation, Order, Plan, Progress, Task};
 use invar_testkit::wait::until;
 
-use crate::rig::{DEVICES, both, pair};
+use crate::rig::{DEVICES, Rank, SLOT_BYTES, both, pair};
 
 #[test]
 fn slots_of_any_length_come_both_ways_on_every_kind_of_device() {
@@ -71,4 +74,47 @@ fn short_transfers_go_one_after_another() {
             }
         });
     }
+}
+
+/// A plan that sends to the other rank, or receives from it, on channel 0.
+fn add(plan: &mut Plan, operation: Operation, rank: u32, input: *const u8, output: *mut u8) {
+    let task = Task {
+        operation,
+        algorithm: Algorithm::Ring,
+        count: 4,
+        data_type: DataType::U8,
+        rank,
+        channel: 0,
+        nchannels: 1,
+        slot_bytes: SLOT_BYTES,
+    };
+    let ranks: Arc<[u32]> = Arc::from([0, 1]);
+    let order = Order::new(ranks).unwrap();
+    // SAFETY: the callers keep four bytes longer than the plan and its links, and do not use them meanwhile.
+    unsafe { plan.add(order, &task, None, input, output) }.unwrap();
+}
+
+#[test]
+fn a_message_that_has_come_is_progress_though_the_next_one_of_its_group_has_not() {
+    let (sent, mut got) = ([7_u8; 4], [[0_u8; 4]; 2]);
+    let [mut sender, mut receiver] = pair("soft IPv4", 1).map(|rank| {
+        let mut links = Links::over_network(2, 1);
+        let Rank { sends, recvs, network, .. } = rank;
+        sends.into_iter().for_each(|link| links.add_send(0, link));
+        recvs.into_iter().for_each(|link| links.add_recv(0, link));
+        (Plan::default(), links, network)
+    });
+    add(&mut sender.0, Operation::Send { peer: 1 }, 0, sent.as_ptr(), ptr::null_mut());
+    for message in &mut got {
+        add(&mut receiver.0, Operation::Recv { peer: 0 }, 1, ptr::null(), message.as_mut_ptr());
+    }
+    let progress = until("the first message", || {
+        sender.0.advance(&mut sender.1).unwrap();
+        sender.1.progress().unwrap();
+        let progress = receiver.0.advance(&mut receiver.1).unwrap();
+        (progress != Progress::Waiting(0)).then_some(progress)
+    });
+    assert_eq!(progress, Progress::Moved);
+    drop((sender, receiver));
+    assert_eq!(got, [sent, [0; 4]]);
 }

@@ -80,3 +80,13 @@ fn a_rank_whose_collective_differs_from_a_peers_is_stuck_at_once_and_waits_for_n
     board.verdict(GroupVerdict { still, culprit: Some(2), is_mismatch: true, text });
     assert_eq!(board.told().unwrap().culprit, Some(2));
 }
+
+#[test]
+fn a_verdict_from_before_a_wait_names_nobody_for_this_wait() {
+    let board = board(2);
+    assert_eq!(board.culprit(Duration::MAX), None);
+    let (still, text) = (Duration::ZERO, "why".to_owned());
+    board.verdict(GroupVerdict { still, culprit: Some(2), is_mismatch: false, text });
+    assert_eq!(board.culprit(Duration::MAX), Some(2));
+    assert_eq!(board.culprit(Duration::ZERO), None);
+}
