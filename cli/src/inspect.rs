@@ -11,10 +11,10 @@ use invar_core::metrics::Histogram;
 use invar_core::recorder::{Event, RankOperation, RankRecord, RankWait, Record};
 use invar_core::stall::{EndView, Role, Wait};
 use invar_linux::clock::now_ns;
-use invar_linux::recorder::{Recorded, directory, files, read};
+use invar_linux::recorder::{Recorded, directory, files, process_of, read};
 use serde::Serialize;
 
-use crate::failure::Failure;
+use crate::failure::{Failure, line};
 use crate::output::print;
 
 /// Show what a process' connections and ranks wait for, and what they did last.
@@ -37,6 +37,8 @@ struct Shown {
     pid: u32,
     process: String,
     file: PathBuf,
+    /// The user that owns the file.
+    user: u32,
     is_alive: bool,
     damaged: usize,
     connections: Vec<ShownRecord>,
@@ -114,24 +116,13 @@ struct ShownEvent {
 }
 
 pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
-    let paths = match &args.process {
-        Some(process) => vec![find(process)?],
-        None => files(),
-    };
-    let mut all = Vec::new();
-    for path in paths {
-        match open(&path) {
-            Ok(recorded) => all.push(shown(&recorded)),
-            Err(failure) if args.process.is_some() => return Err(failure),
-            // The process may have ended meanwhile.
-            Err(_) => {}
-        }
-    }
+    // A process may end before its file is read.
+    let all = || files().into_iter().filter_map(|path| open(&path).ok());
     let text = match (&args.process, args.json) {
-        (Some(_), true) => json(&all.first())?,
-        (None, true) => json(&all)?,
-        (Some(_), false) => all.iter().map(details).collect(),
-        (None, false) => list(&all),
+        (Some(process), true) => json(&shown(&open(&find(process)?)?))?,
+        (None, true) => json(&all().map(|recorded| shown(&recorded)).collect::<Vec<_>>())?,
+        (Some(process), false) => details(&shown(&open(&find(process)?)?)),
+        (None, false) => list(all()),
     };
     print(io::stdout(), "the recorders", text.trim_end())?;
     Ok(ExitCode::SUCCESS)
@@ -144,22 +135,31 @@ pub(crate) fn find(process: &str) -> Result<PathBuf, Failure> {
         let path = PathBuf::from(process);
         return Ok(fs::canonicalize(&path).unwrap_or(path));
     };
-    let is_of = |path: &PathBuf| {
-        let stem = path.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();
-        stem.split('-').next() == Some(&pid.to_string())
-    };
-    // Root sees the files of all users. One that the process' own user did not write may be forged.
-    let owner = |path: &Path| fs::metadata(path).ok().map(|of| of.uid());
+    let mut found = files();
+    found.retain(|path| process_of(path) == Some(pid));
+    // Root sees the files of all users, and each can make one with the number of another's process.
+    let owner = |path: &Path| fs::symlink_metadata(path).ok().map(|of| of.uid());
     let user = owner(format!("/proc/{pid}").as_ref());
-    let found = files().into_iter().filter(is_of).min_by_key(|path| owner(path) != user);
-    found.ok_or_else(|| {
-        let dir = directory();
-        Failure::new(format_args!(
+    if let Some(path) = found.iter().find(|path| user.is_some() && owner(path) == user) {
+        return Ok(path.clone());
+    }
+    match &*found {
+        [] => Err(Failure::new(format_args!(
             "process {pid} has no flight recorder in {}: it has no connection and no rank, belongs to \
              another user, has INVAR_RECORDER=0, or has ended well",
-            dir.display()
-        ))
-    })
+            directory().display()
+        ))),
+        [first, others @ ..] if others.iter().all(|path| owner(path) == owner(first)) => {
+            Ok(first.clone())
+        }
+        found => {
+            let paths: Vec<_> = found.iter().map(|path| path.display().to_string()).collect();
+            Err(Failure::new(format_args!(
+                "several users have a flight recorder of a process {pid}: name the file, one of {}",
+                paths.join(" ")
+            )))
+        }
+    }
 }
 
 /// Reads a file.
@@ -173,7 +173,7 @@ pub(crate) fn json(value: &impl Serialize) -> Result<String, Failure> {
 }
 
 fn shown(recorded: &Recorded) -> Shown {
-    let Recorded { path, header, is_alive, records, ranks, damaged } = recorded;
+    let Recorded { path, user, header, is_alive, records, ranks, damaged } = recorded;
     let connections = records.iter().map(|(number, record)| {
         let Record { role, qpn, looked_ns, ends, view, verdict, events, numbers, .. } = record;
         let event = |event: &Event| ShownEvent {
@@ -214,6 +214,7 @@ fn shown(recorded: &Recorded) -> Shown {
         pid: header.process.pid,
         process: header.process.to_string(),
         file: path.clone(),
+        user: *user,
         is_alive: *is_alive,
         damaged: *damaged,
         connections: connections.collect(),
@@ -276,31 +277,34 @@ pub(crate) fn waits_for(role: Role, view: &EndView) -> String {
     }
 }
 
-fn list(all: &[Shown]) -> String {
-    if all.is_empty() {
-        return "no process has a flight recorder\n".to_owned();
-    }
-    let mut text = String::new();
-    for Shown { pid, is_alive, connections, ranks, file, .. } in all {
-        let state = if *is_alive { "lives" } else { "has ended" };
-        let waiting = connections.iter().filter(|of| of.is_waiting).count();
-        let count = connections.len();
-        let file = file.display();
-        let ranks = ranks.len();
+fn list(all: impl Iterator<Item = Recorded>) -> String {
+    let (mut text, mut has_dead) = (String::new(), false);
+    for Recorded { path, header, is_alive, records, ranks, .. } in all {
+        let state = if is_alive { "lives" } else { "has ended" };
+        let waiting = records.iter().filter(|(_, record)| record.view.is_waiting).count();
+        let (pid, count, ranks) = (header.process.pid, records.len(), ranks.len());
+        let file = line(&path.display());
         let _ = writeln!(
             text,
             "{pid} {state}: {count} connections, {waiting} wait; {ranks} ranks; {file}"
         );
+        has_dead |= !is_alive;
     }
-    if all.iter().any(|of| !of.is_alive) {
+    if text.is_empty() {
+        return "no process has a flight recorder\n".to_owned();
+    }
+    if has_dead {
         text.push_str("you may remove the files of processes that have ended; the next process keeps the last 16\n");
     }
     text
 }
 
 fn details(shown: &Shown) -> String {
-    let Shown { process, is_alive, damaged, connections, ranks, .. } = shown;
+    let Shown { process, is_alive, damaged, connections, ranks, file, user, .. } = shown;
     let mut text = format!("{process} {}\n", if *is_alive { "lives" } else { "has ended" });
+    if *user != rustix::process::geteuid().as_raw() {
+        let _ = writeln!(text, "user {user} wrote this in {}", line(&file.display()));
+    }
     if *damaged > 0 {
         let _ = writeln!(text, "{damaged} records are damaged");
     }

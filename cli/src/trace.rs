@@ -194,7 +194,7 @@ mod tests {
         };
         let path = PathBuf::new();
         let (records, ranks) = (vec![(0, record)], Vec::new());
-        Recorded { path, header, is_alive: false, records, ranks, damaged: 0 }
+        Recorded { path, user: 0, header, is_alive: false, records, ranks, damaged: 0 }
     }
 
     #[test]

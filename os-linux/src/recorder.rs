@@ -28,6 +28,8 @@ const PLACES: usize = 4096;
 const PLACES_KEPT: usize = 256;
 /// The files of dead processes that are kept.
 const DEAD_KEPT: usize = 16;
+/// The most files that a reader looks at in a directory: whoever owns the directory could make more and more.
+const FILES_MAX: usize = 4096;
 /// The most files of one process number, which differ if containers share a directory.
 const SAME_PID_MAX: u32 = 16;
 
@@ -55,6 +57,8 @@ pub struct RecorderFile {
 pub struct Recorded {
     /// Path of the record's file.
     pub path: PathBuf,
+    /// The user that owns the file.
+    pub user: u32,
     /// The process that keeps the record.
     pub header: Header,
     /// Whether the process lives, or at least holds the file open.
@@ -88,9 +92,7 @@ impl RecorderFile {
             Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error),
             _ => {}
         }
-        let of = fs::symlink_metadata(dir)?;
-        let uid = rustix::process::geteuid().as_raw();
-        if !of.is_dir() || of.uid() != uid || of.mode() & 0o077 != 0 {
+        if owner_alone(dir)? != Some(rustix::process::geteuid().as_raw()) {
             let text = format!("{} is not a directory of this user alone", dir.display());
             return Err(io::Error::new(ErrorKind::PermissionDenied, text));
         }
@@ -161,6 +163,12 @@ impl Drop for RecorderFile {
             let _ = fs::remove_file(&self.path);
         }
     }
+}
+
+/// Returns the owner of a directory that nobody else can use.
+fn owner_alone(dir: &Path) -> io::Result<Option<u32>> {
+    let of = fs::symlink_metadata(dir)?;
+    Ok((of.is_dir() && of.mode() & 0o077 == 0).then(|| of.uid()))
 }
 
 /// Creates a file that no living process has.
@@ -250,7 +258,15 @@ pub fn read(path: &Path) -> io::Result<Recorded> {
         }
     }
     let is_alive = !is_unlocked(&file);
-    Ok(Recorded { path: path.to_owned(), header, is_alive, records, ranks, damaged })
+    Ok(Recorded {
+        path: path.to_owned(),
+        user: of.uid(),
+        header,
+        is_alive,
+        records,
+        ranks,
+        damaged,
+    })
 }
 
 /// A place in a file, as a reader finds it.
@@ -270,22 +286,39 @@ impl Parsed {
     }
 }
 
-/// Returns the files of recorders in a directory.
+/// Returns the number of the process that a recorder's file is named after, as `4711.rec` or `4711-1.rec`.
+pub fn process_of(file: &Path) -> Option<u32> {
+    let stem = file.file_name()?.to_str()?.strip_suffix(".rec")?;
+    let (pid, number) = stem.split_once('-').unwrap_or((stem, "0"));
+    number.parse::<usize>().ok()?;
+    pid.parse().ok()
+}
+
+/// Returns the files of recorders in a directory, of many no more than 4096.
 pub fn files_in(dir: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     let files = entries.filter(|entry| entry.file_type().is_ok_and(|of| of.is_file()));
     files
         .map(|entry| entry.path())
-        .filter(|path| path.extension().is_some_and(|of| of == "rec"))
+        .filter(|path| process_of(path).is_some())
+        .take(FILES_MAX)
         .collect()
 }
 
 /// Returns the files of recorders that this user can trust: its own, and for root those of all users.
 pub fn files() -> Vec<PathBuf> {
-    if rustix::process::geteuid().is_root() { all_files() } else { own_files() }
+    if rustix::process::geteuid().is_root() { files_of(|_| true) } else { own_files() }
 }
 
-fn all_files() -> Vec<PathBuf> {
+/// Returns the files of recorders of this user's processes, wherever the processes keep them.
+pub fn own_files() -> Vec<PathBuf> {
+    let uid = rustix::process::geteuid().as_raw();
+    files_of(|owner| owner == uid)
+}
+
+/// Returns the files of users, each once. A directory counts if its owner alone can use it, so that nobody else
+/// puts files there.
+fn files_of(is_wanted: impl Fn(u32) -> bool) -> Vec<PathBuf> {
     let below = |dir: &str| {
         let entries = fs::read_dir(dir).into_iter().flatten().flatten();
         entries.map(|entry| entry.path()).collect::<Vec<_>>()
@@ -300,20 +333,20 @@ fn all_files() -> Vec<PathBuf> {
     dirs.extend(below("/tmp").into_iter().filter(is_ours));
     dirs.sort();
     dirs.dedup();
-    let mut files: Vec<_> = dirs.iter().flat_map(|dir| files_in(dir)).collect();
+    let mut files = Vec::new();
+    // A file may have several names.
+    let mut known = HashSet::new();
+    for dir in dirs {
+        let Some(user) = owner_alone(&dir).ok().flatten().filter(|owner| is_wanted(*owner)) else {
+            continue;
+        };
+        files.extend(files_in(&dir).into_iter().filter(|path| {
+            fs::symlink_metadata(path)
+                .is_ok_and(|of| of.uid() == user && known.insert((of.dev(), of.ino())))
+        }));
+    }
     files.sort();
     files
-}
-
-/// Returns the files of recorders of this user's processes, each once, wherever the processes keep them.
-pub fn own_files() -> Vec<PathBuf> {
-    let uid = rustix::process::geteuid().as_raw();
-    let mut known = HashSet::new();
-    let mut is_own = |path: &PathBuf| {
-        // A directory of somebody else may be a link to one that is listed too.
-        fs::metadata(path).is_ok_and(|of| of.uid() == uid && known.insert((of.dev(), of.ino())))
-    };
-    all_files().into_iter().filter(|path| is_own(path)).collect()
 }
 
 #[cfg(test)]

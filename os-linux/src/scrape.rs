@@ -34,6 +34,8 @@ const HEAD_BYTES_MAX: u64 = 1024;
 const CALL_MAX: Duration = Duration::from_secs(2);
 /// A text is made anew at most this often.
 const FRESH: Duration = Duration::from_millis(200);
+/// A text is fresh for at least so many times the time that it took to make.
+const RENDER_SHARE: u32 = 20;
 /// Time between two tries to listen, and between two writes of a file.
 const EVERY: Duration = Duration::from_secs(2);
 
@@ -67,7 +69,7 @@ struct Call {
     sent: usize,
 }
 
-/// The text, and when it was made.
+/// The text, and until when it is fresh.
 struct Text<R> {
     render: R,
     made: Option<(Instant, String)>,
@@ -118,8 +120,19 @@ impl std::fmt::Display for Endpoint {
 
 impl<R: FnMut() -> String> Text<R> {
     fn get(&mut self) -> &str {
-        let made = self.made.take().filter(|(at, _)| at.elapsed() < FRESH);
-        &self.made.insert(made.unwrap_or_else(|| (Instant::now(), (self.render)()))).1
+        let made = match self.made.take() {
+            Some((until, text)) if Instant::now() < until => (until, text),
+            _ => self.render(),
+        };
+        &self.made.insert(made).1
+    }
+
+    /// Makes the text. One that takes long to make is fresh for longer, so that callers do not keep the processor
+    /// busy.
+    fn render(&mut self) -> (Instant, String) {
+        let begun = Instant::now();
+        let text = (self.render)();
+        (Instant::now() + FRESH.max(begun.elapsed() * RENDER_SHARE), text)
     }
 }
 

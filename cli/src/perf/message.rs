@@ -63,6 +63,9 @@ pub(super) enum Reply {
     },
 }
 
+/// Bytes of the longest name of a device that a client may ask for. Rails have the names of all their devices.
+const NIC_NAME_MAX: usize = 256;
+
 /// The most devices that a server offers. A line has room for their names.
 pub(super) const OFFERS_MAX: usize = 32;
 
@@ -171,6 +174,9 @@ impl Setup {
         let recvs = usize::from(self.recvs);
         if !(1..=8).contains(&recvs) || self.size_max > MESSAGE_BYTES_MAX {
             return Err(format!("a setup of {recvs} times {} bytes", self.size_max));
+        }
+        if self.nic.as_ref().is_some_and(|name| name.len() > NIC_NAME_MAX) {
+            return Err(format!("a setup for a device with a name of over {NIC_NAME_MAX} bytes"));
         }
         self.check_op()?;
         let slots = recvs.max(SLOTS_MIN) * slot_bytes(self.size_max);

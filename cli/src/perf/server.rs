@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, SyncSender, TrySendError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use std::{fmt, thread};
+use std::{fmt, mem, thread};
 
 use invar::{Device, Listener, Settings};
 use invar_core::auth::{Secret, Service, Session};
@@ -42,6 +42,8 @@ const TURN_WITHIN: Duration = Duration::from_secs(3);
 const CALLERS_MAX: usize = 64;
 /// Time between two looks at callers whose time is up, and after a call that could not be taken.
 const PAUSE: Duration = Duration::from_millis(100);
+/// A server that goes on after failures tells of them at most this often.
+const TELL_EVERY: Duration = Duration::from_secs(1);
 /// The text before the address in the line that names the server's address.
 pub(super) const LISTENING: &str = "invar perf: listening at ";
 
@@ -85,10 +87,21 @@ pub(super) fn run(
         Transports { nic: args.nic.clone(), settings: settings.clone(), known, offers };
     let callers = Callers::new(args.child_of.is_none(), transports);
     thread::spawn(move || take_calls(listener, Arc::new(callers), &to_serve));
+    // Strangers may call, so that a flood of failures must not make a flood of lines.
+    let (mut told, mut untold) = (None::<Instant>, 0);
     for mut client in heard {
         let served = client.serve(args, settings);
         match served.map_err(|failure| turn_away(client.control, &failure)) {
-            Err(failure) if args.keep => tell(failure),
+            Err(_) if args.keep && told.is_some_and(|told| told.elapsed() < TELL_EVERY) => {
+                untold += 1
+            }
+            Err(failure) if args.keep => {
+                match mem::take(&mut untold) {
+                    0 => tell(failure),
+                    more => tell(format_args!("{failure}, and {more} failures more before")),
+                }
+                told = Some(Instant::now());
+            }
             Ok(()) if args.keep => {}
             // The parent process reports this failure.
             Err(_) if args.child_of.is_some() => return Ok(()),

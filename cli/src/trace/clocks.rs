@@ -120,7 +120,7 @@ mod tests {
         };
         let records = connections.iter().map(record).enumerate().collect();
         let (path, ranks) = (PathBuf::new(), Vec::new());
-        Recorded { path, header, is_alive: false, records, ranks, damaged: 0 }
+        Recorded { path, user: 0, header, is_alive: false, records, ranks, damaged: 0 }
     }
 
     fn add(all: &[Recorded]) -> Vec<(i64, Option<u64>)> {

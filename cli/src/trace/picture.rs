@@ -67,7 +67,8 @@ fn draw<'a>(root: &Area<'a>, all: &[TracedProcess]) -> Drawn<'a> {
         .label_style(("sans-serif", 12))
         .light_line_style(TRANSPARENT)
         .draw()?;
-    let x = |at_us: f64| chart.backend_coord(&(at_us / unit_us, 0.0)).0;
+    // A damaged record may have any time.
+    let x = |at_us: f64| chart.backend_coord(&(at_us.clamp(0.0, end_us) / unit_us, 0.0)).0;
     let mut y = LEGEND;
     for TracedProcess { name, clock, rows } in all {
         root.draw(&PathElement::new([(0, y), (WIDTH, y)], BLACK.mix(0.3)))?;
@@ -193,6 +194,18 @@ mod tests {
         let mut texts: Vec<_> = texts.collect();
         texts.sort_unstable();
         texts
+    }
+
+    #[test]
+    fn times_of_a_damaged_record_are_drawn_at_the_edge() {
+        let damaged = [
+            span(SpanKind::Wait, "early", [-1e300, 1e300]),
+            span(SpanKind::Wait, "late", [1e300, -1e300]),
+        ];
+        let whole = span(SpanKind::Operation, "all_reduce", [0.0, 1e6]);
+        let rows =
+            damaged.into_iter().chain([whole]).map(|span| row("rank 0 of 2", vec![span], &[]));
+        assert!(svg(&[process("pid 7 on a", rows.collect())]).unwrap().contains("all_reduce"));
     }
 
     #[test]

@@ -204,7 +204,11 @@ impl<S: Setup<Fd = OwnedFd>> Serving<S> {
     /// Accepts ranks. The service rejects a rank of another user, and a rank beyond the maximum. If the
     /// host lacks resources, existing sessions continue, and the service accepts again a little later.
     fn accept(&mut self) {
-        while self.takes_in() {
+        // A flood of callers must not keep the others from their answers.
+        for _ in 0..LOCAL_RANKS_MAX {
+            if !self.takes_in() {
+                return;
+            }
             match self.listener.accept() {
                 Ok((stream, _)) if self.peers.len() < LOCAL_RANKS_MAX => {
                     if let Ok(stream) = FdStream::new(stream) {

@@ -31,7 +31,7 @@ fn a_reader_finds_the_last_records_and_whether_the_process_lives() {
     assert_eq!(recorded.records, [(0, record(3)), (1, record(2))]);
     assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     // A process that is killed closes the file and does not remove it.
-    let copy = dir.path().join("copy.rec");
+    let copy = dir.path().join("2.rec");
     fs::copy(&path, &copy).unwrap();
     assert!(!read(&copy).unwrap().is_alive);
     drop(file);
@@ -46,7 +46,7 @@ fn damage_is_counted_and_what_is_no_recorder_is_refused() {
         let place = file.take_place().unwrap();
         file.write(place, |turn| record(begun).to_bytes(turn)).unwrap();
     }
-    let copy = dir.path().join("copy.rec");
+    let copy = dir.path().join("2.rec");
     let mut bytes = fs::read(dir.path().join("1.rec")).unwrap();
     bytes.truncate(bytes.len() - 9);
     fs::write(&copy, &bytes).unwrap();
@@ -69,6 +69,21 @@ fn a_link_is_neither_listed_nor_read() {
 }
 
 #[test]
+fn a_file_is_named_after_its_process_and_others_can_put_no_file_beside_it() {
+    let process = |name: &str| process_of(Path::new(name));
+    assert_eq!(["/a/4711.rec", "4711-3.rec"].map(process), [Some(4711), Some(4711)]);
+    assert_eq!(["\u{1b}[2J.rec", "1.rec\n2", "1-x.rec", "1", "-1.rec"].map(process), [None; 5]);
+    let dir = private();
+    let uid = rustix::process::geteuid().as_raw();
+    assert_eq!(owner_alone(dir.path()).unwrap(), Some(uid));
+    let link = dir.path().join("link");
+    symlink(dir.path(), &link).unwrap();
+    assert_eq!(owner_alone(&link).unwrap(), None);
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o1777)).unwrap();
+    assert_eq!(owner_alone(dir.path()).unwrap(), None);
+}
+
+#[test]
 fn a_directory_that_others_can_use_is_refused() {
     let dir = private();
     let process = Process::new(1, "a");
@@ -87,7 +102,7 @@ fn a_directory_that_others_can_use_is_refused() {
 fn two_processes_of_one_number_have_files_of_their_own_and_old_dead_files_go() {
     let dir = private();
     for number in 0..DEAD_KEPT + 3 {
-        fs::write(dir.path().join(format!("dead{number}.rec")), b"").unwrap();
+        fs::write(dir.path().join(format!("{}.rec", 100 + number)), b"").unwrap();
     }
     let process = Process::new(9, "a");
     let first = RecorderFile::create(dir.path(), process).unwrap();

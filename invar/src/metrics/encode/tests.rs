@@ -33,7 +33,7 @@ fn process(pid: u32, records: Vec<Record>) -> Recorded {
     let header = Header { process: Process::new(pid, "a"), unix_offset_ns: 0, memory };
     let records = records.into_iter().enumerate().collect();
     let path = format!("/tmp/invar-1/{pid}.rec").into();
-    Recorded { path, header, is_alive: true, records, ranks: Vec::new(), damaged: 0 }
+    Recorded { path, user: 1, header, is_alive: true, records, ranks: Vec::new(), damaged: 0 }
 }
 
 fn rank(rank: u32) -> RankRecord {
