@@ -13,7 +13,6 @@ It has the collectives of gloo, ``new_group``, works, futures and timeouts, and 
 """
 
 import atexit
-import collections
 import contextlib
 import copy
 import datetime
@@ -23,6 +22,7 @@ import ipaddress
 import os
 import queue
 import socket
+import sys
 import threading
 import time
 import weakref
@@ -73,8 +73,8 @@ _COMPLETING_LOCK = threading.Lock()
 _program_ends = False
 # A program that ends waits for them this long: a callback may wait for what no rank sends any more.
 _COMPLETED_WITHIN = 5.0
-# C++ calls a work that it got from Python as long as the object of Python lives.
-_WORKS_KEPT = 16
+# A rank waits this much longer than its timeout for the answer of rank 0 in a monitored barrier.
+_ANSWER_WITHIN = datetime.timedelta(seconds=10)
 # A list of outputs of at least these bytes each is filled by broadcasts, since a copy would take longer.
 _LONG = 1 << 20
 
@@ -82,7 +82,10 @@ _LONG = 1 << 20
 def _lent(tensor):
     """The memory of a tensor, as the native module takes it."""
     if tensor.device.type != "cpu":
-        raise ValueError(f"the backend invar has tensors of the CPU, and not of {tensor.device}")
+        raise ValueError(
+            f"the backend invar has tensors of the CPU, and not of {tensor.device}: for these make a group of"
+            " another backend, and one of invar beside it with new_group(backend='invar')"
+        )
     if tensor.layout is not torch.strided or not tensor.is_contiguous():
         raise ValueError("the backend invar needs dense and contiguous tensors: call contiguous()")
     length = tensor.numel() * tensor.element_size()
@@ -149,6 +152,18 @@ def _reducible(tensor):
     return tensor.to(torch.int32) if tensor.dtype is torch.int16 else tensor
 
 
+def _add_all_reduce(calls, data, name):
+    calls.all_reduce(data, op=name)
+
+
+def _is_kept_by_python():
+    """Whether Python's part of torch.distributed makes this call. The caller keeps the work that it gets."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_globals is globals():
+        frame = frame.f_back
+    return frame is not None and frame.f_globals is vars(c10d)
+
+
 def _seconds(timeout):
     """The seconds of a timedelta, or None for no timeout of its own."""
     if timeout is None or timeout <= datetime.timedelta(0):
@@ -159,13 +174,17 @@ def _seconds(timeout):
 class _Work(c10d.Work):
     """An operation in progress. `started` returns the native work, once the operation has started."""
 
-    def __init__(self, group, started, result, finish=None):
+    def __init__(self, group, started, result, finish=None, is_transfer=False):
         super().__init__()
         # The group, and what the work waits for, until it is over.
         self._pending = group, started
         self._result, self._finish = result, finish
         self._future, self._lock, self._error = None, threading.Lock(), None
-        group._works.append(self)
+        self._is_transfer = is_transfer
+        if not _is_kept_by_python():
+            # C++ keeps its part of the work alone, and without Python's part would wait for ever. C++ may wait for
+            # a work long after the operation is done.
+            group._works.add(self)
 
     def wait(self, timeout=None):
         _start_transfers()
@@ -196,9 +215,8 @@ class _Work(c10d.Work):
                 # What ends one communicator of the group ends both.
                 group._abort(f"the group has failed: {error}")
         self._pending = None
-        with contextlib.suppress(ValueError):
-            # The group need not keep the work, and with it the outputs, any longer.
-            group._works.remove(self)
+        # The group need not keep the work, and with it the outputs, any longer.
+        group._works.discard(self)
 
     def synchronize(self):
         self.wait()
@@ -245,7 +263,7 @@ class _Work(c10d.Work):
 
 
 class _Transfers:
-    """Sends and receives that start together, so that ranks which send to each other do not wait."""
+    """Sends and receives of a thread that start together, so that ranks which send to each other do not wait."""
 
     def __init__(self, group):
         self._group, self.calls, self._native = group, group._pairs.group(), None
@@ -255,8 +273,8 @@ class _Transfers:
 
     def started(self):
         with self._group._order:
-            if self._group._transfers is self:
-                self._group._transfers = None
+            if self._group._transfers.get(self._thread) is self:
+                del self._group._transfers[self._thread]
             if self._refused is not None:
                 raise self._refused
             if self._native is None:
@@ -287,12 +305,19 @@ def _start_transfers():
 class ProcessGroupInvar(dist.ProcessGroup):
     """A process group whose ranks are those of a communicator of Invar."""
 
+    # PyTorch 2 asks these of the backends that are registered in a group, and this group is its own backend.
+    group_name = ""
+    supports_splitting = False
+    _device_types = [torch.device("cpu")]
+
     def __init__(self, store, rank, size, timeout):
         super().__init__(rank, size)
         self._store, self._rank, self._size, self._timeout = store, rank, size, timeout
-        self._order, self._transfers = threading.RLock(), None
-        self._works = collections.deque(maxlen=_WORKS_KEPT)
-        self._unsettled, self._barriers = None, 0
+        # The transfers of each thread that have not started.
+        self._order, self._transfers = threading.RLock(), {}
+        self._works, self._unsettled = set(), {}
+        # The number of monitored barriers, and of those whose keys are gone from the store.
+        self._barriers = self._deleted = 0
         # The communicators go first if nobody calls `shutdown`: the hubs wait until their ranks have left.
         # Operations of a communicator run one after the other. Transfers have a communicator of their own, so that a
         # receive may wait for a send that comes after a collective.
@@ -306,13 +331,19 @@ class ProcessGroupInvar(dist.ProcessGroup):
 
     _get_backend_name = getBackendName
 
+    def _get_backend(self, device):
+        return self
+
+    def _set_group_name(self, name):
+        self.group_name = name
+
     def __repr__(self):
         return f"<ProcessGroupInvar {self._comm!r}>"
 
     def shutdown(self):
         """Leaves the communicator."""
-        if self._unsettled is not None:
-            self._unsettled.put(None)
+        for works in self._unsettled.values():
+            works.put(None)
         self._works.clear()
         # The stack closes all of them, the last one first, whichever fails.
         with contextlib.ExitStack() as stack:
@@ -345,50 +376,47 @@ class ProcessGroupInvar(dist.ProcessGroup):
         return _Work(self, lambda: native, result, finish)
 
     def _settle(self, work):
-        """Completes the future of a work in a thread."""
+        """Completes the future of a work in a thread. Collectives and transfers have a thread each, since neither
+        wait for the other."""
         with self._order:
-            if self._unsettled is None:
-                self._unsettled = queue.SimpleQueue()
-                _start_settler(self._unsettled)
+            works = self._unsettled.get(work._is_transfer)
+            if works is None:
+                works = self._unsettled[work._is_transfer] = queue.SimpleQueue()
+                _start_settler(works)
                 # The thread ends with the group.
-                weakref.finalize(self, self._unsettled.put, None)
-        self._unsettled.put(work)
+                weakref.finalize(self, works.put, None)
+        works.put(work)
 
-    def _reduce(self, tensor, op, add, has_result=True):
-        """Starts a reduction of a tensor in place. `add(calls, data, name)` adds the call. `has_result` says
-        whether this rank gets the result."""
+    def _reduce(self, tensor, op, add):
+        """Returns two functions for a reduction of a tensor in place: `fill(calls)` adds the call, by
+        `add(calls, data, name)` if the library has the reduction, and `finish`, which may be None, writes the
+        result."""
         reduction = _reduction(op, tensor.dtype)
         if isinstance(reduction, str):
             data = _reducible(tensor)
             finish = None if data is tensor else lambda: tensor.copy_(data)
-            return self._run([tensor], lambda calls: add(calls, _lent(data), reduction), finish)
+            return lambda calls: add(calls, _lent(data), reduction), finish
         gathered = tensor.new_empty((self._size, *tensor.shape))
         finish = lambda: tensor.copy_(functools.reduce(reduction, gathered.unbind()))
-        return self._run(
-            [tensor],
-            lambda calls: calls.all_gather(_lent(tensor), _lent(gathered)),
-            finish if has_result else None,
-        )
+        return lambda calls: calls.all_gather(_lent(tensor), _lent(gathered)), finish
 
     def allreduce(self, tensors, opts=None):
         tensor = _only([tensors] if isinstance(tensors, torch.Tensor) else tensors)
         op = getattr(opts, "reduceOp", dist.ReduceOp.SUM if opts is None else opts)
-        return self._reduce(
-            tensor, op, lambda calls, data, name: calls.all_reduce(data, op=name)
-        )
+        return self._run([tensor], *self._reduce(tensor, op, _add_all_reduce))
 
     def allreduce_coalesced(self, tensors, opts=None):
         op = dist.ReduceOp.SUM if opts is None else opts.reduceOp
-        data = [_reducible(tensor) for tensor in tensors]
+        parts = [self._reduce(tensor, op, _add_all_reduce) for tensor in tensors]
 
         def fill(calls):
-            for tensor in data:
-                calls.all_reduce(_lent(tensor), op=_name(op, tensor.dtype))
+            for fill_part, _ in parts:
+                fill_part(calls)
 
         def finish():
-            for tensor, reduced in zip(tensors, data):
-                if reduced is not tensor:
-                    tensor.copy_(reduced)
+            for _, finish_part in parts:
+                if finish_part is not None:
+                    finish_part()
 
         return self._run(tensors, fill, finish)
 
@@ -399,7 +427,8 @@ class ProcessGroupInvar(dist.ProcessGroup):
     def reduce(self, tensors, opts):
         tensor, root, op = _only(tensors), opts.rootRank, opts.reduceOp
         add = lambda calls, data, name: calls.reduce(data, op=name, root=root)
-        return self._reduce(tensor, op, add, self._rank == root)
+        fill, finish = self._reduce(tensor, op, add)
+        return self._run([tensor], fill, finish if self._rank == root else None)
 
     def allgather(self, output_lists, inputs, opts=None):
         return self._gather_all([_only(output_lists)], [_only(inputs)])
@@ -490,8 +519,12 @@ class ProcessGroupInvar(dist.ProcessGroup):
         return self._run([output], fill)
 
     def reduce_scatter(self, outputs, input_lists, opts=None):
-        flat = torch.cat([tensor.reshape(-1) for tensor in _only(input_lists)])
-        return self._reduce_scatter_base(_only(outputs), flat, opts)
+        output, inputs = _only(outputs), _only(input_lists)
+        # The library would cut the inputs evenly. All ranks have the same list, so that all of them refuse it.
+        if len(inputs) != self._size or any(tensor.numel() != output.numel() for tensor in inputs):
+            raise ValueError(f"reduce_scatter: {self._size} inputs as long as the output are needed")
+        flat = torch.cat([tensor.reshape(-1) for tensor in inputs])
+        return self._reduce_scatter_base(output, flat, opts)
 
     def _reduce_scatter_base(self, output, tensor, opts=None):
         op = dist.ReduceOp.SUM if opts is None else opts.reduceOp
@@ -538,11 +571,12 @@ class ProcessGroupInvar(dist.ProcessGroup):
     def _transfer(self, tensors, add):
         tensor = _only(tensors)
         with self._order:
-            if self._transfers is None:
-                self._transfers = _Transfers(self)
-            transfers = self._transfers
+            thread = threading.get_ident()
+            if thread not in self._transfers:
+                self._transfers[thread] = _Transfers(self)
+            transfers = self._transfers[thread]
             add(transfers.calls, _lent(tensor))
-        return _Work(self, transfers.started, [tensor])
+        return _Work(self, transfers.started, [tensor], is_transfer=True)
 
     def send(self, tensors, peer, tag=0):
         return self._transfer(tensors, lambda calls, data: calls.send(data, peer))
@@ -558,37 +592,53 @@ class ProcessGroupInvar(dist.ProcessGroup):
         numbers, and the others one of rank 0."""
         _start_transfers()
         timeout = self._timeout if _seconds(timeout) is None else timeout
-        milliseconds = int(timeout.total_seconds() * 1000)
-        prefix, self._barriers = f"invar/barrier/{self._key}/{self._barriers}", self._barriers + 1
+        deadline, number = time.monotonic() + timeout.total_seconds(), self._barriers
+        self._barriers += 1
+        self._store.add(self._barrier_key(number, self._rank), 1)
+        text = f"failed to pass monitoredBarrier in {int(timeout.total_seconds() * 1000)} ms"
         if self._rank != 0:
-            self._store.set(f"{prefix}/{self._rank}", b"here")
+            said = self._barrier_key(number, "outcome")
             try:
-                # Rank 0 gives the last rank up a little later than it came itself.
-                self._store.wait([f"{prefix}/outcome"], timeout * 2)
-                outcome = self._store.get(f"{prefix}/outcome")
+                self._store.wait([self._barrier_key(number, 0)], timeout)
+                # Rank 0 may have come only now, and waits until its own timeout is over.
+                self._store.wait([said], timeout + _ANSWER_WITHIN)
+                outcome = self._store.get(said)
             except Exception as error:
-                text = f"rank 0 did not pass the monitored barrier in {2 * milliseconds} ms: {error}"
-                raise RuntimeError(text) from None
+                raise RuntimeError(f"Rank 0 {text}: {error}") from None
             if outcome:
                 raise RuntimeError(outcome.decode())
             return
         missing = []
         for rank in range(1, self._size):
-            try:
-                # Who is not there when the time of the first one is over gets a last look.
-                wait = datetime.timedelta(milliseconds=1) if missing else timeout
-                self._store.wait([f"{prefix}/{rank}"], wait)
-            except Exception:
+            if not self._has_come(number, rank, deadline):
                 missing.append(rank)
                 if not wait_all_ranks:
                     break
-        text = ""
-        if missing:
-            ranks = ", ".join(map(str, missing))
-            text = f"Rank {ranks} failed to pass monitoredBarrier in {milliseconds} ms"
-        self._store.set(f"{prefix}/outcome", text.encode())
+        text = f"Rank {', '.join(map(str, missing))} {text}" if missing else ""
+        self._store.set(self._barrier_key(number, "outcome"), text.encode())
         if missing:
             raise RuntimeError(text)
+        # All ranks have come to this barrier, and need the keys of those before no longer.
+        for old in range(self._deleted, number):
+            for part in *range(self._size), "outcome":
+                with contextlib.suppress(Exception):
+                    self._store.delete_key(self._barrier_key(old, part))
+        self._deleted = number
+
+    def _barrier_key(self, number, part):
+        return f"invar/barrier/{self._key}/{number}/{part}"
+
+    def _has_come(self, number, rank, deadline):
+        """Whether a rank comes to a monitored barrier before the deadline. Only rank 0 may ask."""
+        key = self._barrier_key(number, rank)
+        # A store takes whole milliseconds, and none means that it waits for ever.
+        left = int((deadline - time.monotonic()) * 1000)
+        if left > 0:
+            with contextlib.suppress(Exception):
+                self._store.wait([key], datetime.timedelta(milliseconds=left))
+                return True
+        # This does not wait, however slow the store is, but makes the key. Not every PyTorch has `check`.
+        return self._store.add(key, 0) > 0
 
 
 def _start_settler(works):

@@ -61,6 +61,13 @@ impl ElementType {
 
 /// The type in a format of the module `struct`.
 pub(crate) fn element_of(format: &[u8], bytes: usize) -> PyResult<ElementType> {
+    // Names of fields stand between colons.
+    let mut types = format.split(|byte| *byte == b':').step_by(2).flatten();
+    if types.any(|code| matches!(code, b'O' | b'P' | b'&' | b'X')) {
+        let text =
+            "the elements are objects of Python or pointers, which mean nothing in another process";
+        return Err(PyTypeError::new_err(text));
+    }
     let foreign: u8 = if cfg!(target_endian = "little") { b'>' } else { b'<' };
     let code = match format {
         [order, code] if *order == foreign || (*order == b'!' && foreign == b'>') => {

@@ -233,7 +233,7 @@ class Operations(unittest.TestCase):
             data = b"abc" if comm.rank == 0 else bytearray(3)
             comm.broadcast(data)
             self.assertEqual(bytes(data), b"abc")
-            structured = np.zeros(2, [("a", "i4"), ("b", "f8")])
+            structured = np.zeros(2, [("OP", "i4"), ("b", "f8")])
             structured["b"] = comm.rank
             comm.broadcast(structured, root=1)
             self.assertEqual(structured["b"].tolist(), [1.0, 1.0])
@@ -350,6 +350,8 @@ class Refused(unittest.TestCase):
             (TypeError, "can't be reduced", lambda c: c.all_reduce(np.zeros(1, "i2"))),
             (TypeError, "truth values have no sum", lambda c: c.all_reduce(np.zeros(1, bool))),
             (TypeError, "byte order", lambda c: c.all_reduce(np.zeros(1, ">f4"))),
+            (TypeError, "objects of Python", lambda c: c.broadcast(np.array([{}], dtype=object))),
+            (TypeError, "objects of Python", lambda c: c.broadcast(np.zeros(1, [("N", "i4"), ("a", "O")]))),
             (ValueError, "no such reduction", lambda c: c.all_reduce(eight, op="mean")),
             (ValueError, "read-only", lambda c: c.all_reduce(readonly)),
             (ValueError, "contiguous copy", lambda c: c.all_reduce(eight[::2])),

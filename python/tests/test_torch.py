@@ -66,6 +66,8 @@ def cases(dtype, n):
     if not dtype.is_floating_point:
         for how in [op.BAND, op.BOR, op.BXOR]:
             yield f"all_reduce {how}", lambda g, t: dist.all_reduce(t, how, group=g), x()
+            yield f"all_reduce of many {how}", lambda g, t, u: dist.all_reduce_coalesced(
+                [t, u], how, group=g), x(), x(7)
     yield "all_reduce of many", lambda g, t, u: dist.all_reduce_coalesced(
         [t, u], group=g), x(), x(7)
 
@@ -145,6 +147,10 @@ class Torch(unittest.TestCase):
         truth = torch.tensor([rank == 0, False])
         dist.all_reduce(truth)
         assert truth.tolist() == [True, False]
+        pair = [torch.tensor([6, 3], dtype=torch.int16), torch.tensor([[1 + rank], [4 * rank]], dtype=torch.int16)]
+        for how, want in [(dist.ReduceOp.BOR, [3, 4]), (dist.ReduceOp.BAND, [3, 4]), (dist.ReduceOp.BXOR, [0, 0])]:
+            dist.all_reduce_coalesced(pair, how)
+            assert pair[1].flatten().tolist() == want, (how, pair)
         average = torch.tensor([1.0 + rank])
         dist.all_reduce(average, dist.ReduceOp.AVG)
         assert average.item() == 1.5
@@ -291,6 +297,77 @@ class Torch(unittest.TestCase):
         """
         self.succeed(3, code, "10.0\n")
 
+    def test_a_wait_of_another_thread_does_not_start_the_transfers_of_this_one(self):
+        code = """
+        import threading
+        peer, got, other = 1 - rank, torch.zeros(4), torch.zeros(4)
+        def exchange():
+            pair = [dist.isend(torch.full((4,), 10. + rank), peer), dist.irecv(other, peer)]
+            [each.wait() for each in pair]
+        # This thread sends first. The other thread exchanges all of its own before this one goes on.
+        sent = dist.isend(torch.full((4,), 1. + rank), peer)
+        thread = threading.Thread(target=exchange)
+        thread.start()
+        thread.join(60)
+        assert other.eq(10 + peer).all(), other
+        [each.wait() for each in [dist.irecv(got, peer), sent]]
+        assert got.eq(1 + peer).all(), got
+        """
+        self.succeed(2, code, "")
+
+    def test_a_future_of_a_receive_does_not_hold_up_those_of_collectives(self):
+        code = """
+        group, peer, got = dist.new_group(backend="invar"), 1 - rank, torch.zeros(4)
+        if rank == 0:
+            received = dist.irecv(got, peer, group=group).get_future()
+        total = dist.all_reduce(torch.ones(3), group=group, async_op=True).get_future()
+        end = time.monotonic() + 30
+        while not total.done():
+            assert time.monotonic() < end, "the future of the collective waits for the receive"
+            time.sleep(0.001)
+        dist.barrier()
+        if rank == 0:
+            assert not received.done()
+        dist.barrier()
+        if rank == 0:
+            assert received.wait()[0].eq(7).all(), got
+        else:
+            dist.send(torch.full((4,), 7.0), 0, group=group)
+        """
+        self.succeed(2, code, "")
+
+    def test_a_work_that_cpp_may_wait_for_is_kept_until_then(self):
+        code = """
+        import weakref
+        group = dist.distributed_c10d._get_default_group()
+        # Whoever calls the group and not a function of torch.distributed may be C++.
+        started = [weakref.ref(group.allreduce([torch.ones(2)])) for _ in range(40)]
+        started[-1]().wait()
+        # The others are done too, and still nobody has waited for them.
+        assert all(work() is not None for work in started[:-1])
+        for work in started[:-1]:
+            work().wait()
+        assert not group._works and not any(work() for work in started)
+        # What a function of torch.distributed returns is the caller's to keep.
+        for _ in range(40):
+            dist.all_reduce(torch.ones(2), async_op=True)
+        assert not group._works, group._works
+        dist.barrier()
+        """
+        self.succeed(2, code, "")
+
+    def test_a_group_says_its_name_and_devices_as_those_of_pytorch_2(self):
+        code = """
+        group = invar.torch.ProcessGroupInvar(dist.PrefixStore("named", store), rank, size, limit)
+        group._set_group_name("a name")
+        assert group.group_name == "a name"
+        assert group._device_types == [torch.device("cpu")]
+        assert group._get_backend(torch.device("cuda", 0)) is group
+        assert group.supports_splitting is False
+        group.shutdown()
+        """
+        self.succeed(2, code, "")
+
     def test_a_receive_may_wait_for_a_send_that_comes_after_a_collective(self):
         code = """
         tensor, other = torch.zeros(4), dist.new_group(backend="invar")
@@ -363,6 +440,9 @@ class Torch(unittest.TestCase):
                 raise AssertionError(text)
 
         refused("contiguous", lambda: dist.all_reduce(torch.ones(4, 4).t()[:, :2]))
+        refused("another backend", lambda: dist.all_reduce(torch.ones(1, device="meta")))
+        uneven, block = [torch.ones(1), torch.ones(3)], torch.ones([1, 3][rank])
+        refused("as long as the output", lambda: dist.reduce_scatter(block, uneven))
         refused("named ranks only", lambda: dist.recv(torch.ones(1)))
         # Of transfers that are refused together, none is done.
         peer, twice = 1 - rank, torch.zeros(4)
@@ -389,6 +469,60 @@ class Torch(unittest.TestCase):
         self.assertIn("Rank 1, 2 failed to pass monitoredBarrier in 300 ms", output)
         for status, output in others:
             self.assertEqual((status, output), (0, ""))
+
+    def test_a_monitored_barrier_keeps_one_deadline_and_blames_nobody_who_is_there(self):
+        code = """
+        def error(seconds, **options):
+            begin, within = time.monotonic(), datetime.timedelta(seconds=seconds)
+            try:
+                invar.torch.monitored_barrier(timeout=within, **options)
+            except RuntimeError as error:
+                return str(error), time.monotonic() - begin
+            raise AssertionError("no error")
+
+        dist.barrier()
+        if rank == 2:
+            # This rank stays away until rank 0 has given it up, and learns of it without a wait.
+            store.wait(["over"], limit)
+        elif rank == 1:
+            time.sleep(4)
+        text, took = error(6, wait_all_ranks=True)
+        assert text == "Rank 2 failed to pass monitoredBarrier in 6000 ms", text
+        if rank == 0:
+            assert 5.9 < took < 9, took
+            store.set("over", "yes")
+        assert rank != 2 or took < 5.9, took
+        dist.barrier()
+        # Rank 0 stays away: the others know after their own timeout.
+        if rank:
+            text, took = error(4)
+            assert text.startswith("Rank 0 failed to pass monitoredBarrier in 4000 ms"), text
+            assert 3.9 < took < 7.5, took
+        dist.barrier()
+        """
+        self.succeed(4, code, "")
+
+    def test_a_slow_store_blames_no_rank_and_loses_the_keys_of_earlier_barriers(self):
+        code = """
+        class Slow:
+            # The answer to a wait of rank 0 comes too late.
+            def wait(self, keys, within):
+                own.wait(keys, within)
+                if rank == 0:
+                    raise RuntimeError("too late")
+            def __getattr__(self, name):
+                return getattr(own, name)
+
+        group = dist.distributed_c10d._get_default_group()
+        own, group._store = group._store, Slow()
+        for _ in range(3):
+            invar.torch.monitored_barrier(wait_all_ranks=True)
+        dist.barrier()
+        kept = [bool(own.add(group._barrier_key(number, rank), 0)) for number in range(3)]
+        assert kept == [False, False, True], kept
+        dist.barrier()
+        """
+        self.succeed(3, code, "")
 
     def test_the_ranks_that_are_left_go_on_in_a_new_group(self):
         code = """
