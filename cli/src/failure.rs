@@ -8,7 +8,7 @@ use crate::logger::tell;
 /// Bytes were wrong.
 pub(crate) const WRONG: u8 = 1;
 /// A flag, a name or a variable is not allowed.
-const USAGE: u8 = 2;
+pub(crate) const USAGE: u8 = 2;
 /// Anything else failed: the network, the peer, this host.
 const FAILED: u8 = 3;
 /// Nobody reads the results any more, as in `invar devices | head -1`. A shell shows this status for a

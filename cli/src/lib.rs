@@ -84,14 +84,14 @@ pub fn run() -> ExitCode {
 
 fn execute(command: Command) -> Result<ExitCode, Failure> {
     match command {
-        // To this command a refused variable is a finding.
+        // To this command and to `settings` a refused variable is a finding.
         Command::Doctor(args) => doctor::run(&args),
         Command::Env(args) => exports::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Run(args) => run::run(&args),
         Command::Top(args) => top::run(&args),
         Command::Trace(args) => trace::run(&args),
-        Command::Settings(args) => settings::run(&args, &settings_for(false)?),
+        Command::Settings(args) => settings::run(&args),
         Command::Perf(args) => perf::run(&args, &settings_for(args.is_child())?),
         Command::Coll(args) => coll::run(&args, &settings_for(args.is_child())?),
         Command::Devices(args) => devices::run(&args, &settings_for(false)?),

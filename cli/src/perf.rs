@@ -36,7 +36,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use crate::failure::{Failure, WRONG};
-use crate::output::{OutputFile, Outputs};
+use crate::output::{OutputFile, Outputs, created};
 use crate::parent::die_with;
 use crate::ports::Ports;
 use crate::resolved;
@@ -44,6 +44,7 @@ use crate::size::Sizes;
 use clap::builder::RangedU64ValueParser;
 use client::Extras;
 use invar::{Device, DeviceInfo, DeviceKind, Launch, PortRange, ROCE_UDP_PORT, Settings, Survey};
+use invar_linux::interface::check_host_port;
 use operation::Op;
 
 /// The address at which a server listens by default.
@@ -229,6 +230,11 @@ pub(crate) fn run(args: &Args, settings: &Settings) -> Result<ExitCode, Failure>
     if args.port.is_some() && args.server.is_none() && args.connect.is_none() {
         return Err(Failure::usage("--port is of --server and --connect"));
     }
+    if let (Some(port), Some(addr)) = (args.port, args.server.as_ref().or(args.connect.as_ref()))
+        && check_host_port(addr, None).is_ok()
+    {
+        return Err(Failure::usage(format_args!("--port {port}: {addr} has a port already")));
+    }
     let mut settings = args.ports.apply(settings);
     if let Some(index) = args.gid_index {
         settings = settings.gid_index(index);
@@ -260,11 +266,13 @@ pub(crate) fn run(args: &Args, settings: &Settings) -> Result<ExitCode, Failure>
         Some(_) => None,
         None => Launch::from_env()?.filter(|launch| launch.nranks > 1),
     };
+    // Both ranks of a launcher refuse the same flags, so that none waits for the other.
+    let mut job = job::Job::new(args, settings)?;
     if let Some(launch) = launch.as_ref().filter(|launch| pair::serves(launch)) {
         pair::serve(launch, args, settings)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let job = job::Job::new(args, settings)?;
+    job.pcap = args.pcap.as_deref().map(created).transpose()?;
     let outputs = Outputs::open(args.json.as_deref())?;
     let plot = args.plot.as_deref().map(OutputFile::open).transpose()?;
     let extras = Extras { plot, histogram: args.histogram };

@@ -1,12 +1,15 @@
 //! `invar settings`: every variable, with the value in force.
 
+use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::io;
 use std::process::ExitCode;
 
-use invar::{InForce, Settings};
+use invar::{InForce, LogLevel, Settings};
 use serde::Serialize;
 
-use crate::failure::Failure;
+use crate::failure::{Failure, USAGE};
+use crate::logger::tell;
 use crate::output::print;
 
 /// Columns of a terminal.
@@ -15,7 +18,8 @@ const INDENT: &str = "    ";
 
 /// Show every variable, its value in force, and where the value comes from.
 ///
-/// The values are those that `invar` has here. A flag of a command goes before the variable.
+/// The values are those that `invar` has here. A flag of a command goes before the variable. If a value is refused,
+/// its default is shown.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Variables to show [default: all]
@@ -45,7 +49,14 @@ struct Shown<'a> {
     differs: &'a str,
 }
 
-pub(crate) fn run(args: &Args, settings: &Settings) -> Result<ExitCode, Failure> {
+pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
+    let mut env = environment();
+    let refused = remove_refused(&mut env);
+    let mut settings = Settings::from_vars(&env)?;
+    let remarks = settings.take_remarks();
+    if settings.log_level() >= LogLevel::Warn {
+        remarks.iter().for_each(|remark| tell(format_args!("warning: {remark}")));
+    }
     let mut rows = settings.in_force();
     for name in &args.names {
         if rows.iter().all(|row| row.info.name != name) {
@@ -62,7 +73,29 @@ pub(crate) fn run(args: &Args, settings: &Settings) -> Result<ExitCode, Failure>
         false => rows.iter().map(as_text).collect::<Vec<_>>().join("\n\n"),
     };
     print(io::stdout(), "the settings", &text)?;
-    Ok(ExitCode::SUCCESS)
+    refused.iter().for_each(|(_, why)| tell(why));
+    Ok(if refused.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(USAGE) })
+}
+
+/// The variables of this process, as text.
+pub(crate) fn environment() -> BTreeMap<String, String> {
+    let lossy = |text: OsString| text.to_string_lossy().into_owned();
+    std::env::vars_os().map(|(name, value)| (lossy(name), lossy(value))).collect()
+}
+
+/// Removes the variables that Invar refuses from an environment. Returns their names, and why Invar refuses each.
+pub(crate) fn remove_refused(env: &mut BTreeMap<String, String>) -> Vec<(String, String)> {
+    let mut refused = Vec::new();
+    while let Err(error) = Settings::from_vars(&*env) {
+        let text = error.to_string();
+        let name = text.split('=').next().unwrap_or_default().to_owned();
+        let is_removed = env.remove(&name).is_some();
+        refused.push((name, text));
+        if !is_removed {
+            break;
+        }
+    }
+    refused
 }
 
 fn shown(row: &InForce) -> Shown<'_> {

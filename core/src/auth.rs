@@ -198,7 +198,7 @@ impl fmt::Display for AuthError {
             AuthError::HungUp => f.write_str(
                 "the listener hung up before it had proved who it is: it knows another secret, \
                  since the handle, or the unique id, is of another listener; or it speaks NCCL's \
-                 wire (INVAR_WIRE)",
+                 wire (INVAR_WIRE); or its process has no more open files (ulimit -n)",
             ),
         }
     }

@@ -3,17 +3,25 @@
 use std::io::{self, Write};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use log::{LevelFilter, Log, Metadata, Record};
+use log::{Level, LevelFilter, Log, Metadata, Record};
 use serde::Serialize;
 
 use crate::{LogFilter, LogFormat, Settings, log_subsystem};
 
-/// The modules that say why nothing moves.
-const STALLS: [&str; 2] = ["invar_core::stall", "invar::communicator::board"];
+/// The modules that say why nothing moves, what a connection recovers from, and that nobody sees its records or metrics.
+const UNASKED: [&str; 7] = [
+    "invar_core::stall",
+    "invar::communicator::board",
+    "invar_core::comm::rail_care",
+    "invar_core::comm::recover",
+    "invar::recorder_place",
+    "invar::metrics",
+    "invar_linux::scrape",
+];
 
 /// Writes the log of this process to stderr: the messages that `INVAR_LOG` or `NCCL_DEBUG` asks for. If neither
-/// variable is set, the log has only the messages that say why nothing moves. Errors tell everything else. A line of
-/// text is `invar: LEVEL: SUBSYSTEM: MESSAGE`, with NCCL's names of subsystems, by which `NCCL_DEBUG_SUBSYS` chooses.
+/// variable is set, the log has only warnings that no error repeats: why nothing moves, what a connection recovers from,
+/// and that metrics or the flight recorder fail. A line of text is `invar: LEVEL: SUBSYSTEM: MESSAGE`, with NCCL's names of subsystems, by which `NCCL_DEBUG_SUBSYS` chooses.
 /// If the process has a logger already, the call does nothing.
 pub fn log_to_stderr(settings: &Settings) {
     let filter = settings.asks_for_log().then(|| settings.log_filter());
@@ -26,7 +34,7 @@ pub fn log_to_stderr(settings: &Settings) {
 
 /// Writes messages to stderr.
 struct Stderr {
-    /// The messages that are written; without a filter, only those on stalls.
+    /// The messages that are written; without a filter, the warnings of [`UNASKED`].
     filter: Option<LogFilter>,
     format: LogFormat,
 }
@@ -47,7 +55,10 @@ impl Log for Stderr {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         match &self.filter {
             Some(filter) => filter.passes(metadata.level(), metadata.target()),
-            None => STALLS.iter().any(|module| metadata.target().starts_with(module)),
+            None => {
+                let is_of = |module: &&str| metadata.target().starts_with(*module);
+                metadata.level() <= Level::Warn && UNASKED.iter().any(is_of)
+            }
         }
     }
 
@@ -88,10 +99,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_messages_on_stalls_pass_without_a_log() {
+    fn only_warnings_that_no_error_repeats_pass_without_a_log() {
         let logger = Stderr { filter: None, format: LogFormat::Text };
-        let passes = |target| logger.enabled(&Metadata::builder().target(target).build());
-        assert!(passes("invar_core::stall") && passes("invar::communicator::board"));
-        assert!(!passes("invar_core::comm::base") && !passes("invar::communicator"));
+        let passes = |level, target| {
+            logger.enabled(&Metadata::builder().level(level).target(target).build())
+        };
+        assert!(UNASKED.iter().all(|target| passes(Level::Warn, target)));
+        assert!(passes(Level::Warn, "invar_core::stall::verdict"));
+        assert!(!passes(Level::Info, "invar_core::comm::recover"));
+        assert!(
+            ["invar_core::comm::base", "invar::communicator"]
+                .iter()
+                .all(|t| !passes(Level::Warn, t))
+        );
     }
 }

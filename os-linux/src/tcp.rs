@@ -29,6 +29,7 @@ use crate::memory::{Gather, Scatter};
 use crate::ports::bind_in_range;
 use renewal::{Door, Renewal};
 
+pub(crate) use callers::is_out_of_files;
 pub use callers::{AUTH_WITHIN_NS, AuthListener, Proof, TurnedAway, WhyNot};
 pub use congestion::{Congestion, CongestionRefused};
 pub use renewal::attend_renewals;

@@ -1,5 +1,6 @@
 //! The processes of the ranks.
 
+use std::env::VarError;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitCode, ExitStatus, Stdio};
@@ -29,7 +30,7 @@ pub(super) fn all(args: &Args, settings: &Settings, nranks: u32) -> Result<ExitC
     await_children()?;
     // Rank 0 needs this to work. Check it before the other ranks wait for a rank 0 that cannot.
     drop(Outputs::open(args.json.as_deref())?);
-    let secret = secret().map_or_else(made_up, Ok).map_err(failed)?;
+    let secret = secret()?.map_or_else(made_up, Ok).map_err(failed)?;
     // On loopback, of which a host may have one family only.
     let on = |ip: IpAddr| hub(SocketAddr::new(ip, 0), nranks, &secret, settings);
     let hub = on(Ipv4Addr::LOCALHOST.into())
@@ -67,7 +68,7 @@ pub(super) fn one(
     if started {
         bind(rank);
     }
-    let secret = match secret() {
+    let secret = match secret()? {
         Some(secret) => secret,
         None if rank == 0 => {
             let secret = made_up().map_err(|error| Failure::io("a random secret", &error))?;
@@ -146,8 +147,14 @@ fn hub(addr: SocketAddr, ranks: u32, secret: &str, settings: &Settings) -> Resul
 }
 
 /// The secret word, if the user has set one.
-fn secret() -> Option<String> {
-    env::var(SECRET).ok().filter(|secret| !secret.is_empty())
+fn secret() -> Result<Option<String>, Failure> {
+    match env::var(SECRET) {
+        Ok(secret) => Ok(Some(secret).filter(|secret| !secret.is_empty())),
+        Err(VarError::NotPresent) => Ok(None),
+        Err(VarError::NotUnicode(_)) => {
+            Err(Failure::usage(format_args!("{SECRET}: must be text in UTF-8")))
+        }
+    }
 }
 
 fn made_up() -> io::Result<String> {

@@ -11,7 +11,6 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use invar::Settings;
 use invar_core::param::Params;
 use invar_linux::interface::Interface;
 use invar_linux::tcp::Congestion;
@@ -19,6 +18,7 @@ use rustix::net::sockopt::set_socket_recv_buffer_size_force;
 use rustix::net::{AddressFamily, SocketType, socket};
 
 use crate::parent::await_children;
+use crate::settings::{environment, remove_refused};
 
 /// The flag with which `open(2)` never waits.
 const NEVER_WAITS: i32 = rustix::fs::OFlags::NONBLOCK.bits() as i32;
@@ -161,10 +161,7 @@ impl Folder {
 impl Host {
     /// The host on which this process runs. Files are those below `root`, if it is given.
     pub(crate) fn here(root: Option<&Path>) -> Host {
-        let vars = std::env::vars_os();
-        let lossy = |text: std::ffi::OsString| text.to_string_lossy().into_owned();
-        let env: BTreeMap<_, _> = vars.map(|(name, value)| (lossy(name), lossy(value))).collect();
-        Host::at(root, env, Box::new(ThisHost))
+        Host::at(root, environment(), Box::new(ThisHost))
     }
 
     pub(crate) fn at(
@@ -231,27 +228,13 @@ impl Host {
     }
 }
 
-/// Removes the variables that Invar refuses from an environment. Returns their names, and why Invar refuses each.
-fn remove_refused(env: &mut BTreeMap<String, String>) -> Vec<(String, String)> {
-    let mut refused = Vec::new();
-    while let Err(error) = Settings::from_vars(&*env) {
-        let text = error.to_string();
-        let name = text.split('=').next().unwrap_or_default().to_owned();
-        let is_removed = env.remove(&name).is_some();
-        refused.push((name, text));
-        if !is_removed {
-            break;
-        }
-    }
-    refused
-}
-
 /// Adds the variables of NCCL's files to an environment. NCCL reads first the file that `NCCL_CONF_FILE`
 /// names, or `.nccl.conf` in the user's home, and then `/etc/nccl.conf`. A variable keeps its first value
 /// (NCCL `param.cc initEnv`).
 fn add_nccl_files(root: &Folder, env: &mut BTreeMap<String, String>) -> NcclFiles {
     let var = |name: &str| env.get(name).filter(|value: &&String| !value.is_empty());
-    let named = var("NCCL_CONF_FILE").map(PathBuf::from);
+    // NCCL opens a relative path from where its process is.
+    let named = var("NCCL_CONF_FILE").map(|file| std::path::absolute(file).unwrap_or(file.into()));
     let of_user = named.or_else(|| Some(Path::new(var("HOME")?).join(".nccl.conf")));
     let files = of_user.into_iter().chain([PathBuf::from("/etc/nccl.conf")]);
     let mut found = Vec::new();

@@ -1,6 +1,6 @@
 //! A comparison of many hosts, as this host reaches them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::path::Path;
@@ -97,7 +97,7 @@ fn read(path: &Path) -> Result<Vec<String>, Failure> {
 /// The hosts of a text: one in each line, then words as `slots=8` that launchers read. A `#` begins a
 /// comment. An error has the number of its line.
 fn hosts(text: &str) -> Result<Vec<String>, (usize, String)> {
-    let mut hosts: BTreeMap<&str, usize> = BTreeMap::new();
+    let mut known = BTreeSet::new();
     let mut in_order = Vec::new();
     for (number, text) in (1..).zip(text.lines()) {
         let mut words = text.split('#').next().unwrap_or_default().split_whitespace();
@@ -111,10 +111,10 @@ fn hosts(text: &str) -> Result<Vec<String>, (usize, String)> {
         {
             return Err((number, line(&error)));
         }
-        if let Some(first) = hosts.insert(host, number) {
-            return Err((number, format!("{host} is in line {first} already")));
+        // In some hostfiles a host has a line for each of its slots.
+        if known.insert(host) {
+            in_order.push(host.to_owned());
         }
-        in_order.push(host.to_owned());
     }
     match in_order.is_empty() {
         true => Err((text.lines().count().max(1), "the file names no host".to_owned())),
@@ -242,7 +242,6 @@ mod tests {
     fn a_line_that_cannot_be_is_refused_with_its_number() {
         for (text, number, words) in [
             ("node1\nnode2 node3\n", 2, "'node3' after the host"),
-            ("node1\n\nnode1\n", 3, "node1 is in line 1 already"),
             ("node1:port\n", 1, "'node1:port' is no HOST and no HOST:PORT"),
             ("# nothing\n\n", 2, "the file names no host"),
             ("", 1, "the file names no host"),

@@ -7,12 +7,14 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use invar::{Device, Settings};
+use invar_linux::interface::check_host_port;
 
 use super::equal;
 use super::host::Host;
 use super::losses::Losses;
 use super::report::{Finding, Report, Severity};
 use crate::failure::Failure;
+use crate::perf::SERVER_PORT;
 use crate::perf::about::About;
 use crate::perf::may_reach;
 use crate::perf::probe::{Cause, PairFailure, Peer, Tried};
@@ -219,7 +221,9 @@ pub(super) fn check(
             tell_none(addr, has_pair, report);
         }
     }
-    tell_losses(&lost, report);
+    if !pairs.is_empty() {
+        tell_losses(&lost, report);
+    }
     Ok(hosts)
 }
 
@@ -230,8 +234,13 @@ fn tell_silent(addr: &str, failure: &Failure, report: &mut Report) {
         subject: addr.to_owned(),
         what: failure.to_string(),
         costs: "nothing else of this peer can be tried".to_owned(),
-        mend: "invar doctor --serve   # on that host, and a firewall must let its port pass"
-            .to_owned(),
+        mend: match check_host_port(addr, Some(SERVER_PORT)) {
+            Ok(()) => {
+                "invar doctor --serve   # on that host, and a firewall must let its port pass"
+            }
+            Err(_) => "getent hosts NAME   # then DNS or /etc/hosts",
+        }
+        .to_owned(),
     });
 }
 

@@ -9,7 +9,6 @@ use super::message::{BUFFER_BYTES, SLOTS_MIN, slot_bytes};
 use super::operation::Op;
 use super::{Args, named};
 use crate::failure::Failure;
-use crate::output::created;
 
 /// Messages under way by default.
 const WINDOW: u16 = 32;
@@ -72,11 +71,10 @@ impl Job {
             }
         }
         let flags = [("--qps", args.qps.is_some()), ("--adaptive-routing", args.adaptive_routing)];
-        let pcap = args.pcap.as_deref().map(created).transpose()?;
         check_op(args)?;
         let job = Job {
             op: args.op,
-            pcap,
+            pcap: None,
             has_gid_index: args.gid_index.is_some(),
             of_queue_pairs: flags.into_iter().find_map(|(flag, is_given)| is_given.then_some(flag)),
             qps: if args.op == Op::Message { settings.queue_pairs() } else { 1 },

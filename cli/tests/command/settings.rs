@@ -35,3 +35,20 @@ fn a_variable_that_does_not_exist_is_refused() {
     assert_eq!(outcome.status, Some(2));
     assert!(outcome.line().contains("INVAR_NONESUCH: Invar reads no such variable"));
 }
+
+#[test]
+fn a_variable_that_is_refused_is_explained() {
+    let mut command = invar(&["settings", "INVAR_FIFO_DEPTH"]);
+    let outcome = Run::start(command.env("INVAR_FIFO_DEPTH", "7")).wait();
+    assert_eq!(outcome.status, Some(2));
+    assert!(
+        outcome.stdout.starts_with("INVAR_FIFO_DEPTH=256  from: default\n"),
+        "{}",
+        outcome.stdout
+    );
+    assert!(
+        outcome.stderr.contains("INVAR_FIFO_DEPTH=7: must be a power of two"),
+        "{}",
+        outcome.stderr
+    );
+}

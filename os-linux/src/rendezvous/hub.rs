@@ -24,7 +24,7 @@ use super::{TICK, deadline, this_member};
 use crate::clock::now_ns;
 use crate::own_thread::OwnThread;
 use crate::random::random;
-use crate::tcp::{AuthListener, Proof, TurnedAway};
+use crate::tcp::{AuthListener, Proof, TurnedAway, is_out_of_files};
 use crate::unix::wait;
 use stuck::{LastView, Stuck};
 
@@ -223,7 +223,10 @@ impl Meeting {
                     let since = Instant::now();
                     self.newcomers.push(Newcomer { connection, is_refused: false, since });
                 }
-                Ok(None) => return,
+                Ok(None) => {
+                    self.refused = listener.out_of_files().or(self.refused.take());
+                    return;
+                }
                 // The error may be temporary; the ranks' deadline stays the same.
                 Err(error) => {
                     self.refused = Some(error);
@@ -371,7 +374,7 @@ fn why_not(turned_away: &TurnedAway, refused: Option<&io::Error>) -> String {
     }
     if let Some(error) = refused {
         text += &format!("; the host of the rendezvous could take no caller in: {error}");
-        if let Some(libc::EMFILE) = error.raw_os_error() {
+        if is_out_of_files(error) {
             text += "; raise the number of open files there (ulimit -n)";
         }
     }

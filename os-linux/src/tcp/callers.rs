@@ -82,6 +82,8 @@ pub struct AuthListener {
     expected: HashMap<SessionId, Secret>,
     resumed: VecDeque<(OobStream, SessionId)>,
     turned_away: TurnedAway,
+    /// The error of the last call for which this host had no descriptor.
+    out_of_files: Option<i32>,
 }
 
 #[derive(Debug)]
@@ -140,6 +142,7 @@ impl AuthListener {
             expected: HashMap::new(),
             resumed: VecDeque::new(),
             turned_away: TurnedAway::default(),
+            out_of_files: None,
         })
     }
 
@@ -173,11 +176,18 @@ impl AuthListener {
         &self.turned_away
     }
 
+    /// Returns the last error for which a caller had to wait, or others had to make room: this process or host had no
+    /// descriptor left.
+    pub fn out_of_files(&self) -> Option<io::Error> {
+        self.out_of_files.map(io::Error::from_raw_os_error)
+    }
+
     /// Returns the next caller that has proved itself, without waiting. On `None` call again, at the
     /// latest when [`AsFd::as_fd`] is readable.
     ///
     /// # Errors
-    /// This host has no descriptors or memory left, and no unproved caller holds any of them.
+    /// A system call fails, as if this host has no memory left. Without descriptors callers wait: see
+    /// [`AuthListener::out_of_files`].
     pub fn poll(&mut self, now_ns: u64) -> io::Result<Option<(OobStream, Session)>> {
         if let Some(caller) = self.ready.pop_front() {
             return Ok(Some(caller));
@@ -252,6 +262,7 @@ impl AuthListener {
                 Ok(Some(stream)) => stream,
                 Ok(None) => return Ok(()),
                 Err(error) if is_out_of_files(&error) => {
+                    self.out_of_files = error.raw_os_error();
                     // Callers of other listeners may hold the descriptors. The caller here waits in the kernel.
                     if !self.make_room() {
                         NO_FILES.call_once(|| log::warn!("callers wait: {error}"));
@@ -430,7 +441,7 @@ fn ready(epoll: &OwnedFd) -> io::Result<impl Iterator<Item = u64> + use<>> {
     Ok(events.into_iter().take(n).map(|event| event.u64))
 }
 
-fn is_out_of_files(error: &io::Error) -> bool {
+pub(crate) fn is_out_of_files(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
 }
 
