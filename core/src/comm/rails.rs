@@ -57,6 +57,8 @@ pub(super) struct Rails {
     pub(super) trusted: RailSet,
     /// The rails whose answer is awaited.
     pub(super) asked: RailSet,
+    /// The rails that have answered since their queue pairs started.
+    pub(super) heard: RailSet,
     /// The rails in use that have not answered for a while at the last look, although another rail has.
     pub(super) stale: RailSet,
     /// The rails whose queue pairs could not be started in the last attempt.
@@ -136,7 +138,7 @@ impl RailWork {
     /// Notes that a rail has finished a long message after all other rails.
     #[inline(always)]
     pub(super) fn was_last(&mut self, wc: &Wc) {
-        // On a connection whose data goes over one rail nobody resets the counts.
+        // On a connection of one rail nobody resets the counts.
         let last = &mut self.last[rail_of(wc.qp_num)];
         *last = last.saturating_add(1);
     }
@@ -165,6 +167,7 @@ impl Rails {
             in_use: RailSet::one(lead),
             trusted: RailSet::one(lead),
             asked: RailSet::NONE,
+            heard: RailSet::NONE,
             stale: RailSet::NONE,
             shunned: RailSet::NONE,
             refused: RailSet::NONE,
@@ -303,7 +306,7 @@ impl Rails {
                 silent = silent.or(RailSet::one(rail));
             }
         }
-        self.trusted = self.trusted.or(answered);
+        (self.trusted, self.heard) = (self.trusted.or(answered), self.heard.or(answered));
         silent
     }
 

@@ -172,8 +172,7 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         let short_ns = 4 * (1 + u64::from(retry_cnt)) * ack_timeout_ns(timeout).unwrap_or(0);
         let short_ns = if self.recovery.is_planned { 0 } else { short_ns + SECOND_NS };
         let (cause, done) = (self.recovery.cause, self.path.done);
-        let in_use = self.rails.in_use;
-        let answered = !self.route.rail_work().answered.and(in_use).is_empty();
+        let answered = !self.rails.heard.is_empty();
         self.recovery.trouble.begin(now_ns, short_ns, cause, done, answered);
     }
 

@@ -300,7 +300,7 @@ impl Trouble {
     /// Notes that the connection has stopped working, when `done` rows were over. The earlier trouble goes on
     /// if no row was over since, and if the connection has worked only for a short time. A port that was active
     /// again is new trouble in any case, and a peer that begins counts its own. So is the trouble of a connection that
-    /// had nothing to send, one of whose rails `answered`. A rail that joins may carry what is owed, or not.
+    /// had nothing to send, and one of whose rails has `answered` since. A rail that joins may carry what is owed, or not.
     pub(super) fn begin(
         &mut self,
         now_ns: u64,
@@ -309,7 +309,8 @@ impl Trouble {
         done: u64,
         answered: bool,
     ) {
-        if cause == Suspicion::RailJoins && self.began_ns.is_some() && done == self.done {
+        let is_owed = !self.owes_nothing && self.began_ns.is_some() && done == self.done;
+        if cause == Suspicion::RailJoins && is_owed {
             return;
         }
         let has_worked = done != self.done
@@ -400,7 +401,16 @@ mod tests {
     }
 
     #[test]
-    fn a_rail_that_fails_later_is_new_trouble_if_another_rail_answers_and_nothing_is_owed() {
+    fn a_rail_that_joins_an_idle_connection_late_is_new_trouble() {
+        let mut trouble = Trouble::default();
+        trouble.begin(SECOND, SHORT, Suspicion::RailFailed, 0, false);
+        trouble.resume(2 * SECOND, [0, 0], false, true);
+        trouble.begin(100 * SECOND, 0, Suspicion::RailJoins, 0, false);
+        assert_eq!(trouble.waited_ns(100 * SECOND), 0);
+    }
+
+    #[test]
+    fn a_rail_that_fails_later_is_new_trouble_if_a_rail_has_answered_and_nothing_is_owed() {
         for (answered, waited_s) in [(true, 1), (false, 80)] {
             let mut trouble = Trouble::default();
             trouble.begin(SECOND, SHORT, Suspicion::RailFailed, 0, false);

@@ -243,6 +243,31 @@ fn a_rail_whose_port_has_another_gid_gets_new_queue_pairs_and_carries_data_again
     }
 }
 
+#[test]
+fn an_idle_connection_outlives_outages_that_are_far_apart() {
+    for end in 0..2 {
+        let mut line = Line::new([2; 2]);
+        let plug = |line: &Line, rail: usize, is_in: bool| {
+            let nic = &line.ends[end].nics()[rail];
+            nic.plan.port.set(None);
+            let port = nic.query_port().expect("a port");
+            nic.plan.port.set((!is_in).then_some(PortAttr { state: PortState::Down, ..port }));
+        };
+        plug(&line, 1, false);
+        line.until(&[0]);
+        // Longer than a recovery may take.
+        line.pass(80_000);
+        // For a moment no rail is left.
+        plug(&line, 0, false);
+        line.pass(1_000);
+        plug(&line, 0, true);
+        line.pass(80_000);
+        plug(&line, 1, true);
+        line.until(&[0, 1]);
+        (0..10).for_each(|number| line.exchange(number));
+    }
+}
+
 /// Lets both ends go on until one has failed to make new queue pairs, and returns its error.
 fn outlast_recovery(line: &mut Line) -> String {
     for _ in 0..120_000 {

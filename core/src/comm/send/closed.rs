@@ -27,8 +27,11 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         }
         let Some(rows_done) = self.base.rows_done else { return false };
         self.has_heeded = true;
-        // The program has its buffers back after this, so that no packet may be sent again.
-        self.base.verbs.fence();
+        // The program has its buffers back after this, so that no packet may be sent again. If nothing is under way, the
+        // queue pairs stay, and answer the receiver's last write.
+        if self.outstanding() > 0 {
+            self.base.verbs.fence();
+        }
         self.base.reqs.cut_short();
         self.finish_rows(rows_done);
         self.base.close(Gate::Closed, Error::PeerClosed(StreamError::Closed));
