@@ -267,7 +267,7 @@ class _Transfers:
 
     def __init__(self, group):
         self._group, self.calls, self._native = group, group._pairs.group(), None
-        self._refused, self._thread = None, threading.get_ident()
+        self._refused, self._thread = None, threading.current_thread()
         with _GATHERED_LOCK:
             _GATHERED.add(self)
 
@@ -293,9 +293,9 @@ def _start_transfers():
     """Starts the transfers of this thread in all groups, since it waits now: another rank may need them first."""
     if not _GATHERED:
         return
-    thread = threading.get_ident()
+    thread = threading.current_thread()
     with _GATHERED_LOCK:
-        gathered = [transfers for transfers in _GATHERED if transfers._thread == thread]
+        gathered = [transfers for transfers in _GATHERED if transfers._thread is thread]
     for transfers in gathered:
         # Those who wait for the transfers get the error.
         with contextlib.suppress(Exception):
@@ -530,9 +530,14 @@ class ProcessGroupInvar(dist.ProcessGroup):
         op = dist.ReduceOp.SUM if opts is None else opts.reduceOp
         if not isinstance(_reduction(op, tensor.dtype), str) or output.dtype is torch.int16:
             whole = tensor.clone(memory_format=torch.contiguous_format)
-            work, rank = self.allreduce([whole], op), self._rank
-            block = lambda: output.copy_(whole.view(self._size, -1)[rank].view_as(output))
-            return _Work(self, work._pending[1], [output], lambda: (work.wait(), block()))
+            fill, reduce = self._reduce(whole, op, _add_all_reduce)
+
+            def finish():
+                if reduce is not None:
+                    reduce()
+                output.copy_(whole.view(self._size, -1)[self._rank].view_as(output))
+
+            return self._run([output], fill, finish)
         name = _name(op, tensor.dtype)
         data = _apart(tensor, output)
         return self._run(
@@ -571,10 +576,13 @@ class ProcessGroupInvar(dist.ProcessGroup):
     def _transfer(self, tensors, add):
         tensor = _only(tensors)
         with self._order:
-            thread = threading.get_ident()
-            if thread not in self._transfers:
-                self._transfers[thread] = _Transfers(self)
-            transfers = self._transfers[thread]
+            thread = threading.current_thread()
+            transfers = self._transfers.get(thread)
+            if transfers is None:
+                # Those of a thread that has ended go along: it waits for nothing any more.
+                ended = next((each for each in self._transfers if not each.is_alive()), None)
+                transfers = self._transfers.pop(ended, None) or _Transfers(self)
+                transfers._thread, self._transfers[thread] = thread, transfers
             add(transfers.calls, _lent(tensor))
         return _Work(self, transfers.started, [tensor], is_transfer=True)
 
@@ -597,14 +605,11 @@ class ProcessGroupInvar(dist.ProcessGroup):
         self._store.add(self._barrier_key(number, self._rank), 1)
         text = f"failed to pass monitoredBarrier in {int(timeout.total_seconds() * 1000)} ms"
         if self._rank != 0:
-            said = self._barrier_key(number, "outcome")
-            try:
-                self._store.wait([self._barrier_key(number, 0)], timeout)
-                # Rank 0 may have come only now, and waits until its own timeout is over.
-                self._store.wait([said], timeout + _ANSWER_WITHIN)
-                outcome = self._store.get(said)
-            except Exception as error:
-                raise RuntimeError(f"Rank 0 {text}: {error}") from None
+            # Rank 0 may come as late as this rank's time allows, and waits until its own timeout is over.
+            until = time.monotonic() + (2 * timeout + _ANSWER_WITHIN).total_seconds()
+            if not self._has_come(number, 0, deadline) or not self._has_come(number, "said", until):
+                raise RuntimeError(f"Rank 0 {text}")
+            outcome = self._store.get(self._barrier_key(number, "outcome"))
             if outcome:
                 raise RuntimeError(outcome.decode())
             return
@@ -616,11 +621,12 @@ class ProcessGroupInvar(dist.ProcessGroup):
                     break
         text = f"Rank {', '.join(map(str, missing))} {text}" if missing else ""
         self._store.set(self._barrier_key(number, "outcome"), text.encode())
+        self._store.add(self._barrier_key(number, "said"), 1)
         if missing:
             raise RuntimeError(text)
         # All ranks have come to this barrier, and need the keys of those before no longer.
         for old in range(self._deleted, number):
-            for part in *range(self._size), "outcome":
+            for part in *range(self._size), "said", "outcome":
                 with contextlib.suppress(Exception):
                     self._store.delete_key(self._barrier_key(old, part))
         self._deleted = number
@@ -628,17 +634,17 @@ class ProcessGroupInvar(dist.ProcessGroup):
     def _barrier_key(self, number, part):
         return f"invar/barrier/{self._key}/{number}/{part}"
 
-    def _has_come(self, number, rank, deadline):
-        """Whether a rank comes to a monitored barrier before the deadline. Only rank 0 may ask."""
-        key = self._barrier_key(number, rank)
-        # A store takes whole milliseconds, and none means that it waits for ever.
-        left = int((deadline - time.monotonic()) * 1000)
-        if left > 0:
-            with contextlib.suppress(Exception):
-                self._store.wait([key], datetime.timedelta(milliseconds=left))
-                return True
-        # This does not wait, however slow the store is, but makes the key. Not every PyTorch has `check`.
-        return self._store.add(key, 0) > 0
+    def _has_come(self, number, part, deadline):
+        """Whether somebody counts a part of a monitored barrier before the deadline."""
+        key, pause = self._barrier_key(number, part), 0.001
+        # The store of PyTorch 1.13 answers for a wait that has timed out later, in the place of another answer.
+        while self._store.add(key, 0) == 0:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            time.sleep(min(pause, left))
+            pause = min(2 * pause, 0.05)
+        return True
 
 
 def _start_settler(works):

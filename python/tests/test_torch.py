@@ -502,27 +502,54 @@ class Torch(unittest.TestCase):
         """
         self.succeed(4, code, "")
 
-    def test_a_slow_store_blames_no_rank_and_loses_the_keys_of_earlier_barriers(self):
+    def test_a_monitored_barrier_removes_the_keys_of_earlier_ones(self):
         code = """
-        class Slow:
-            # The answer to a wait of rank 0 comes too late.
-            def wait(self, keys, within):
-                own.wait(keys, within)
-                if rank == 0:
-                    raise RuntimeError("too late")
-            def __getattr__(self, name):
-                return getattr(own, name)
-
         group = dist.distributed_c10d._get_default_group()
-        own, group._store = group._store, Slow()
         for _ in range(3):
             invar.torch.monitored_barrier(wait_all_ranks=True)
         dist.barrier()
-        kept = [bool(own.add(group._barrier_key(number, rank), 0)) for number in range(3)]
+        kept = [bool(group._store.add(group._barrier_key(number, rank), 0)) for number in range(3)]
         assert kept == [False, False, True], kept
         dist.barrier()
         """
         self.succeed(3, code, "")
+
+    def test_the_store_of_a_monitored_barrier_that_failed_works_on(self):
+        code = """
+        if rank == 0:
+            tcp = dist.TCPStore("127.0.0.1", 0, size, True, wait_for_workers=False)
+            store.set("port", str(tcp.port))
+        else:
+            tcp = dist.TCPStore("127.0.0.1", int(store.get("port")), size, False)
+        group = invar.torch.ProcessGroupInvar(dist.PrefixStore("tcp", tcp), rank, size, limit)
+        if rank == 0:
+            try:
+                group.monitored_barrier(datetime.timedelta(seconds=0.5))
+                raise AssertionError("no error")
+            except RuntimeError as error:
+                assert str(error) == "Rank 1 failed to pass monitoredBarrier in 500 ms", error
+            assert [tcp.add("other", 1) for _ in range(3)] == [1, 2, 3]
+            tcp.set("word", "well")
+            assert tcp.get("word") == b"well"
+        dist.barrier()
+        group.shutdown()
+        dist.barrier()
+        """
+        self.succeed(2, code, "")
+
+    def test_transfers_of_a_thread_that_has_ended_start_when_another_one_waits(self):
+        code = """
+        import threading
+        peer, got = 1 - rank, torch.zeros(4)
+        works = []
+        thread = threading.Thread(target=lambda: works.append(dist.isend(torch.full((4,), 1. + rank), peer)))
+        thread.start()
+        thread.join(60)
+        dist.irecv(got, peer).wait()
+        assert got.eq(1 + peer).all(), got
+        works[0].wait()
+        """
+        self.succeed(2, code, "")
 
     def test_the_ranks_that_are_left_go_on_in_a_new_group(self):
         code = """
