@@ -90,8 +90,13 @@ impl GpuMemory {
     pub fn write_at(&self, offset: usize, bytes: &[u8]) -> Result<(), MemoryError> {
         let to = self.locate(offset, bytes.len())?;
         let current = self.gpu.enter()?;
-        // SAFETY: Both ranges exist, and nobody writes `bytes` during the call.
-        Ok(unsafe { current.cuMemcpyHtoD_v2(to, bytes.as_ptr().cast(), bytes.len()) }?)
+        // SAFETY: Both ranges exist, and nobody writes `bytes` during the call. The null stream always exists.
+        unsafe {
+            current.cuMemcpyHtoD_v2(to, bytes.as_ptr().cast(), bytes.len())?;
+            // The call may return while the driver still copies its own copy of the bytes.
+            current.cuStreamSynchronize(ptr::null_mut())?;
+        }
+        Ok(())
     }
 
     /// Copies bytes out of the memory.

@@ -138,11 +138,11 @@ impl RecvComm {
     /// GPU memory among the ranges.
     ///
     /// # Errors
-    /// A range is not within its region, a region is of another device, the GPU's driver fails, or the
-    /// connection is lost. A peer that has closed is no error: bytes that it sent before can be flushed.
+    /// A range is not within its region, a region is of another device, ranges are of several GPUs that need a read, the
+    /// GPU's driver fails, or the connection is lost. A peer that has closed is no error: bytes that it sent before can be flushed.
     pub fn iflush(&mut self, bufs: &[(&MemoryRegion, Range<usize>)]) -> Result<Flush, Error> {
         let (mut of_gpu, mut of_host) = (None, None);
-        let mut called: Option<u32> = None;
+        let (mut called, mut read): (Option<u32>, Option<u32>) = (None, None);
         for (region, range) in bufs.iter().filter(|(_, range)| !range.is_empty()) {
             let (addr, len) = region.locate(&self.device, range)?;
             let buf = (*region, FlushBuf { addr, len, rkey: region.rkey() });
@@ -153,7 +153,15 @@ impl RecvComm {
                         gpu.flush_writes().map_err(|error| Kind::Gpu(error.into()))?;
                     }
                 }
-                Some((Method::Read, _)) => of_gpu = Some(buf),
+                Some((Method::Read, gpu)) => {
+                    let ordinal = gpu.info().ordinal;
+                    if read.replace(ordinal).is_some_and(|other| other != ordinal) {
+                        let text =
+                            "one flush is for the memory of one GPU: flush that of each by itself";
+                        return Err(Kind::Usage(text.to_owned()).into());
+                    }
+                    of_gpu = Some(buf);
+                }
                 None => of_host = Some(buf),
             }
         }

@@ -54,6 +54,10 @@ impl OobListener {
             // A chosen port is available again right after a restart.
             socket.set_reuse_address(true)?;
         }
+        if addr.is_ipv6() && addr.ip().is_unspecified() {
+            // All addresses means those of IPv4 too, whatever `net.ipv6.bindv6only` says.
+            socket.set_only_v6(false)?;
+        }
         socket.bind(&addr.into())?;
         socket.listen(BACKLOG)?;
         Ok(OobListener(NotInherited::new(socket.into())))

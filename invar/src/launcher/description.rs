@@ -53,8 +53,9 @@ pub(super) fn read(lookup: Lookup<'_>) -> Result<Option<Launch>, Error> {
 
 fn torchrun(lookup: Lookup<'_>) -> Result<Launch, Error> {
     let address = text(lookup, "MASTER_ADDR")?;
-    // torchrun itself may listen at that port, so it only tells jobs apart.
-    let parts = ["TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_PORT"];
+    // torchrun itself may listen at that port, so it only tells jobs apart. The count of restarts does not: each agent
+    // has its own.
+    let parts = ["TORCHELASTIC_RUN_ID", "MASTER_PORT"];
     let job = parts.map(|name| lookup(name).unwrap_or_default()).join(" ");
     let place = MeetingPoint::Host { hosts: vec![address], job, is_secret: false };
     launch(lookup, Launcher::Torchrun, ["RANK", "WORLD_SIZE"], place)

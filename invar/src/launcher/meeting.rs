@@ -117,7 +117,9 @@ fn address(launch: &Launch, hosts: &[String], settings: &Settings) -> Result<IpA
         let mut addresses = interfaces.iter().flat_map(|interface| &interface.addresses);
         addresses.any(|addr| addr.shares_subnet(ip))
     };
-    let near = found.iter().find(|(_, ip)| is_near(*ip)).or_else(|| found.first());
+    // An address that this host has too, such as that of a container bridge, leads to this host.
+    let mut others = found.iter().filter(|(_, ip)| !holds(*ip));
+    let near = others.clone().find(|(_, ip)| is_near(*ip)).or(others.next()).or(found.first());
     let (_, ip) = near.expect("a name that was found has an address");
     Ok(*ip)
 }

@@ -197,7 +197,7 @@ fn a_value_says_where_it_comes_from_and_a_secret_is_not_shown() {
     let row = |name| rows.iter().find(|row| row.info.name == name).unwrap();
     let shown = |name| (row(name).value.as_str(), row(name).source);
     assert_eq!(shown("NCCL_IB_TC"), ("0x60", Source::Environment));
-    assert_eq!(shown("NCCL_IB_SL"), ("-1", Source::Default));
+    assert_eq!(shown("NCCL_IB_SL"), ("0", Source::Default));
     assert_eq!(shown("NCCL_IB_QPS_PER_CONNECTION"), ("2", Source::Program));
     assert_eq!(shown("INVAR_COLL_SECRET"), ("********", Source::Environment));
     assert!(!format!("{:?}", from(&set)).contains("guess"));

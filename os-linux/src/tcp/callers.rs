@@ -82,7 +82,7 @@ pub struct AuthListener {
     expected: HashMap<SessionId, Secret>,
     resumed: VecDeque<(OobStream, SessionId)>,
     turned_away: TurnedAway,
-    /// The error of the last call for which this host had no descriptor.
+    /// The error of the last call for which this host had no descriptor, until no caller waits.
     out_of_files: Option<i32>,
 }
 
@@ -176,8 +176,7 @@ impl AuthListener {
         &self.turned_away
     }
 
-    /// Returns the last error for which a caller had to wait, or others had to make room: this process or host had no
-    /// descriptor left.
+    /// Returns why callers wait: this process or host has no descriptor left.
     pub fn out_of_files(&self) -> Option<io::Error> {
         self.out_of_files.map(io::Error::from_raw_os_error)
     }
@@ -260,7 +259,11 @@ impl AuthListener {
             }
             let stream = match self.listener.accept() {
                 Ok(Some(stream)) => stream,
-                Ok(None) => return Ok(()),
+                Ok(None) => {
+                    // Nobody waits any more.
+                    self.out_of_files = None;
+                    return Ok(());
+                }
                 Err(error) if is_out_of_files(&error) => {
                     self.out_of_files = error.raw_os_error();
                     // Callers of other listeners may hold the descriptors. The caller here waits in the kernel.
