@@ -183,10 +183,12 @@ params! {
     NCCL_IB_PKEY => ib_pkey_index: u16 = "0", int(0, 65_535), unit: "index";
     /// 1 sends FIFO slots inline in the work request.
     NCCL_IB_USE_INLINE => ib_use_inline: bool = "0", FLAG;
-    /// Service level of the queue pairs on InfiniBand; -1 is 0, or the traffic class that NCCL has for the communicator.
-    NCCL_IB_SL => ib_sl: Option<u8> = "-1", auto_or_int(-1, 0, 15), unit: "level";
-    /// Traffic class of the packets on RoCE: DSCP × 4 + ECN; -1 is 0, or what NCCL has for the communicator.
-    NCCL_IB_TC => ib_tc: Option<u8> = "-1", auto_or_int(-1, 0, 255), unit: "class";
+    /// Service level of the queue pairs on InfiniBand. Unless it is set, or with -1, the plugin takes the traffic class of
+    /// a communicator that has one.
+    NCCL_IB_SL => ib_sl: Option<u8> = "0", auto_or_int(-1, 0, 15), unit: "level";
+    /// Traffic class of the packets on RoCE: DSCP × 4 + ECN. Unless it is set, or with -1, the plugin takes that of a
+    /// communicator that has one.
+    NCCL_IB_TC => ib_tc: Option<u8> = "0", auto_or_int(-1, 0, 255), unit: "class";
     /// Each connection has this many queue pairs and splits each message over them.
     NCCL_IB_QPS_PER_CONNECTION => ib_qps_per_connection: u8 = "1", int(1, 128),
         unit: "queue pairs";
@@ -280,8 +282,8 @@ params! {
     /// rendezvous, and each rank one for each link from another rank over the network. Each address with
     /// connections over a NIC needs one more, unless the range is a single port.
     INVAR_PORT_RANGE => port_range: PortRange = "0", Allowed::Ports;
-    /// A connection that is not complete after this time fails. The plugin waits for a day unless this is set: NCCL's
-    /// ranks may come late.
+    /// A connection that is not complete after this time fails. Unless this is set, the plugin's connections wait for a
+    /// day, since NCCL's ranks may come late; its collNet does not.
     INVAR_CONNECT_TIMEOUT_MS => connect_timeout_ms: u32 = "30000", int(1, 86_400_000),
         unit: "ms";
     /// A connection whose queue pairs fail makes new ones, and sends again what has not arrived. The

@@ -89,7 +89,7 @@ mod tests {
             };
             ["NCCL_IB_TC", "NCCL_IB_SL", "INVAR_CONNECT_TIMEOUT_MS"].map(value)
         };
-        assert_eq!(applied(None, &[]), ["-1", "-1", "86400000"]);
+        assert_eq!(applied(None, &[]), ["0", "0", "86400000"]);
         assert_eq!(applied(Some(5), &[]), ["5", "5", "86400000"]);
         assert_eq!(applied(Some(106), &[("NCCL_IB_SL", "-1")]), ["106", "-1", "86400000"]);
         let set = [("NCCL_IB_TC", "0"), ("NCCL_IB_SL", "3"), ("INVAR_CONNECT_TIMEOUT_MS", "30000")];

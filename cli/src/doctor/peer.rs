@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use invar::{Device, Settings};
-use invar_linux::interface::check_host_port;
 
 use super::equal;
 use super::host::Host;
@@ -18,6 +17,7 @@ use crate::perf::SERVER_PORT;
 use crate::perf::about::About;
 use crate::perf::may_reach;
 use crate::perf::probe::{Cause, PairFailure, Peer, Tried};
+use crate::resolved;
 
 /// The name under which the findings stand.
 const NAME: &str = "peer";
@@ -234,10 +234,8 @@ fn tell_silent(addr: &str, failure: &Failure, report: &mut Report) {
         subject: addr.to_owned(),
         what: failure.to_string(),
         costs: "nothing else of this peer can be tried".to_owned(),
-        mend: match check_host_port(addr, Some(SERVER_PORT)) {
-            Ok(()) => {
-                "invar doctor --serve   # on that host, and a firewall must let its port pass"
-            }
+        mend: match resolved(addr, Some(SERVER_PORT)) {
+            Ok(_) => "invar doctor --serve   # on that host, and a firewall must let its port pass",
             Err(_) => "getent hosts NAME   # then DNS or /etc/hosts",
         }
         .to_owned(),

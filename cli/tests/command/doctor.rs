@@ -204,8 +204,8 @@ fn settings_that_differ_between_the_ends_are_found() {
     let findings = report["findings"].as_array().unwrap().iter();
     let differ = findings.filter(|finding| finding["id"] == "setting-differs");
     let differ: Vec<&str> = differ.map(|finding| finding["what"].as_str().unwrap()).collect();
-    let sl = "NCCL_IB_SL is -1 there, and 3 here";
-    assert_eq!(differ, [sl, "NCCL_IB_TC is 106 there, and -1 here"]);
+    let sl = "NCCL_IB_SL is 0 there, and 3 here";
+    assert_eq!(differ, [sl, "NCCL_IB_TC is 106 there, and 0 here"]);
     assert!(outcome.stdout.contains(&format!("{addr}: its clock is ")), "{}", outcome.stdout);
 }
 

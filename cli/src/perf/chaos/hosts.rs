@@ -69,6 +69,10 @@ impl Hosts {
         command.args(["perf", "--chaos-end", role.name()]);
         command.args(["--duration", &time.as_secs_f64().to_string()]);
         command.args(["--child-of", &process::id().to_string()]);
+        // The outages are this command's own, and their lines would stand amid the table.
+        if ["INVAR_LOG", "NCCL_DEBUG"].iter().all(|name| env::var_os(name).is_none()) {
+            command.env("INVAR_LOG", "error");
+        }
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().map_err(failed)
     }
 }
