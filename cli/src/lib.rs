@@ -102,14 +102,19 @@ fn execute(command: Command) -> Result<ExitCode, Failure> {
 /// started it, and reports for both.
 fn settings_for(is_child: bool) -> Result<Settings, Failure> {
     let mut settings = Settings::from_env()?;
-    let remarks = settings.take_remarks();
     // The command reports its own failure. The log would repeat that, so there is a log only on request.
     // But while the command stands still, only the log can say why.
     invar::log_to_stderr(&settings);
+    tell_remarks(&mut settings, is_child);
+    Ok(settings)
+}
+
+/// Tells what is odd about the variables, unless this process is a child or the log is to have no warnings.
+fn tell_remarks(settings: &mut Settings, is_child: bool) {
+    let remarks = settings.take_remarks();
     if settings.log_level() >= LogLevel::Warn && !is_child {
         remarks.iter().for_each(|remark| tell(format_args!("warning: {remark}")));
     }
-    Ok(settings)
 }
 
 /// Resolves `HOST:PORT`, or `HOST` if there is a default port, to addresses.

@@ -5,12 +5,13 @@ use std::ffi::OsString;
 use std::io;
 use std::process::ExitCode;
 
-use invar::{InForce, LogLevel, Settings};
+use invar::{InForce, Settings};
 use serde::Serialize;
 
 use crate::failure::{Failure, USAGE};
 use crate::logger::tell;
 use crate::output::print;
+use crate::tell_remarks;
 
 /// Columns of a terminal.
 const WIDTH: usize = 80;
@@ -53,10 +54,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
     let mut env = environment();
     let refused = remove_refused(&mut env);
     let mut settings = Settings::from_vars(&env)?;
-    let remarks = settings.take_remarks();
-    if settings.log_level() >= LogLevel::Warn {
-        remarks.iter().for_each(|remark| tell(format_args!("warning: {remark}")));
-    }
+    tell_remarks(&mut settings, false);
     let mut rows = settings.in_force();
     for name in &args.names {
         if rows.iter().all(|row| row.info.name != name) {

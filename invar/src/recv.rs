@@ -138,8 +138,9 @@ impl RecvComm {
     /// GPU memory among the ranges.
     ///
     /// # Errors
-    /// A range is not within its region, a region is of another device, ranges are of several GPUs that need a read, the
-    /// GPU's driver fails, or the connection is lost. A peer that has closed is no error: bytes that it sent before can be flushed.
+    /// A range is not within its region, a region is of another device, ranges are of several GPUs that need a
+    /// read, the GPU's driver fails, or the connection is lost. A peer that has closed is no error: bytes that it
+    /// sent before can be flushed.
     pub fn iflush(&mut self, bufs: &[(&MemoryRegion, Range<usize>)]) -> Result<Flush, Error> {
         let (mut of_gpu, mut of_host) = (None, None);
         let (mut called, mut read): (Option<u32>, Option<u32>) = (None, None);

@@ -8,7 +8,8 @@ use serde::Serialize;
 
 use crate::{LogFilter, LogFormat, Settings, log_subsystem};
 
-/// The modules that say why nothing moves, what a connection recovers from, and that nobody sees its records or metrics.
+/// The modules that say why nothing moves, what a connection recovers from, and that nobody sees its records or
+/// metrics.
 const UNASKED: [&str; 7] = [
     "invar_core::stall",
     "invar::communicator::board",
@@ -20,8 +21,9 @@ const UNASKED: [&str; 7] = [
 ];
 
 /// Writes the log of this process to stderr: the messages that `INVAR_LOG` or `NCCL_DEBUG` asks for. If neither
-/// variable is set, the log has only warnings that no error repeats: why nothing moves, what a connection recovers from,
-/// and that metrics or the flight recorder fail. A line of text is `invar: LEVEL: SUBSYSTEM: MESSAGE`, with NCCL's names of subsystems, by which `NCCL_DEBUG_SUBSYS` chooses.
+/// variable is set, the log has only warnings that no error repeats: why nothing moves, what a connection recovers
+/// from, and that metrics or the flight recorder fail. A line of text is `invar: LEVEL: SUBSYSTEM: MESSAGE`, with
+/// NCCL's names of subsystems, by which `NCCL_DEBUG_SUBSYS` chooses.
 /// If the process has a logger already, the call does nothing.
 pub fn log_to_stderr(settings: &Settings) {
     let filter = settings.asks_for_log().then(|| settings.log_filter());

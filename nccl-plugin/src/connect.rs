@@ -1,7 +1,6 @@
 //! Connection setup: from `listen`, `connect` and `accept` to comms.
 
 use std::ffi::{c_int, c_void};
-use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::net::SocketAddr;
 use std::ptr;
@@ -50,23 +49,12 @@ struct Trying {
     told: Duration,
 }
 
-/// NCCL does not say when it gives up an attempt, which it polls all the time. It has if it does not call for this long.
+/// NCCL does not say when it gives up an attempt, which it polls all the time. It has given up an attempt that it does
+/// not poll for this long.
 const GIVEN_UP_AFTER: Duration = Duration::from_secs(600);
 
 /// After this time the user is told that an attempt still waits, and again after twice the time.
 const TELL_AFTER: Duration = Duration::from_secs(30);
-
-impl fmt::Display for Trying {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (device, seconds) = (&self.device.info().name, self.begun.elapsed().as_secs());
-        write!(
-            f,
-            "connect: {device} has waited for {} for {seconds} s: the rank there may not have called `accept` \
-             yet, and NCCL waits for ranks that come late",
-            self.peer
-        )
-    }
-}
 
 /// `listen` before v11.
 pub(crate) unsafe extern "C" fn listen(
@@ -294,7 +282,12 @@ unsafe fn go_on_connecting(
         set_stage(&mut handle, None);
     } else if trying.begun.elapsed() >= trying.told {
         trying.told *= 2;
-        log::warn!("{trying}");
+        let (device, seconds) = (&trying.device.info().name, trying.begun.elapsed().as_secs());
+        log::warn!(
+            "connect: {device} has waited for {} for {seconds} s: the rank there may not have called `accept` yet, \
+             and NCCL waits for ranks that come late",
+            trying.peer
+        );
     }
     // SAFETY: NCCL promises that the handle is writable.
     unsafe { bytes.write_unaligned(handle) };

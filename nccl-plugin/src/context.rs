@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::ptr;
 use std::time::Duration;
 
-use invar::{InForce, Settings, Source};
+use invar::{Settings, Source};
 
 use crate::abi::{Code, CommConfig, TRAFFIC_CLASS_UNDEF};
 use crate::outcome::{Failed, misused};
@@ -54,8 +54,10 @@ impl Context {
     /// Returns the settings of a connection in this context. Variables that the user has set stay.
     pub(crate) fn apply(self, settings: &Settings) -> Settings {
         let (mut applied, values) = (settings.clone(), settings.in_force());
-        let is_free = |of: &InForce| of.source == Source::Default || of.value == "-1";
-        let is_free = |name| values.iter().any(|of| of.info.name == name && is_free(of));
+        let is_free = |name| {
+            let of = values.iter().find(|of| of.info.name == name);
+            of.is_some_and(|of| of.source == Source::Default || of.value == "-1")
+        };
         // As NCCL, which takes a communicator's class for the service level, too.
         if let Some(class) = self.traffic_class {
             if is_free("NCCL_IB_TC") {

@@ -239,6 +239,14 @@ mod tests {
     }
 
     #[test]
+    fn a_host_that_has_a_line_for_each_of_its_slots_is_tried_once() {
+        assert_eq!(
+            hosts("node2\nnode1 slots=1\n\nnode2\n"),
+            Ok(["node2", "node1"].map(String::from).to_vec())
+        );
+    }
+
+    #[test]
     fn a_line_that_cannot_be_is_refused_with_its_number() {
         for (text, number, words) in [
             ("node1\nnode2 node3\n", 2, "'node3' after the host"),

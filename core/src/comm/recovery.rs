@@ -299,8 +299,9 @@ impl Recovery {
 impl Trouble {
     /// Notes that the connection has stopped working, when `done` rows were over. The earlier trouble goes on
     /// if no row was over since, and if the connection has worked only for a short time. A port that was active
-    /// again is new trouble in any case, and a peer that begins counts its own. So is the trouble of a connection that
-    /// had nothing to send, and one of whose rails has `answered` since. A rail that joins may carry what is owed, or not.
+    /// again is new trouble in any case, and a peer that begins counts its own. So is the trouble of a connection
+    /// that had nothing to send, and one of whose rails has `answered` since. A rail that joins may carry what is
+    /// owed, or not.
     pub(super) fn begin(
         &mut self,
         now_ns: u64,
@@ -309,11 +310,12 @@ impl Trouble {
         done: u64,
         answered: bool,
     ) {
-        let is_owed = !self.owes_nothing && self.began_ns.is_some() && done == self.done;
-        if cause == Suspicion::RailJoins && is_owed {
+        let has_progress = done != self.done;
+        let goes_on = !self.owes_nothing && self.began_ns.is_some() && !has_progress;
+        if cause == Suspicion::RailJoins && goes_on {
             return;
         }
-        let has_worked = done != self.done
+        let has_worked = has_progress
             || self.owes_nothing && answered
             || matches!(cause, Suspicion::Port(_) | Suspicion::Peer);
         let is_new = has_worked || now_ns.saturating_sub(self.resumed_ns) > short_ns;
