@@ -54,7 +54,12 @@ fn probes_come_before_a_long_timeout() {
     let tuning = Tuning { probe_ns: 8_000_000, ..Tuning::default() };
     let mut us = Peer::with_memory(&Attr { timeout: 14, retry_cnt: 0, tuning, ..Attr::default() });
     us.post(1, SendOpcode::Send, 64);
-    assert_eq!(run_alone(&mut us).0, [0, 8_000_000, 24_000_000, 56_000_000]);
+    let (sent, _) = run_alone(&mut us);
+    let waits: Vec<u64> = sent.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    assert_eq!(waits[0], 8_000_000);
+    // Each wait is twice the one before, and up to a quarter longer.
+    assert!((16_000_000..20_000_000).contains(&waits[1]), "{waits:?}");
+    assert!((32_000_000..40_000_000).contains(&waits[2]), "{waits:?}");
 }
 
 #[test]

@@ -159,7 +159,7 @@ impl<const SQ: usize> Requester<SQ> {
         env: &mut impl Env,
     ) -> Result<(), Fatal> {
         self.pacer.handle_timeout(now);
-        match self.timer.expire(now) {
+        match self.timer.expire(now, path.qpn) {
             None | Some(Expired::RnrOver) => {}
             Some(Expired::Late) if self.marked => {
                 counters.probes += 1;

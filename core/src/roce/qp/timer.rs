@@ -161,7 +161,8 @@ impl AckTimer {
         }
     }
 
-    pub(super) fn expire(&mut self, now: u64) -> Option<Expired> {
+    /// Returns the action that is due, if any, for the queue pair `qpn`.
+    pub(super) fn expire(&mut self, now: u64, qpn: u32) -> Option<Expired> {
         match &mut self.wait {
             Wait::Rnr { until } if *until <= now => {
                 self.wait = Wait::Idle;
@@ -178,7 +179,7 @@ impl AckTimer {
             Wait::Ack { silent_at, probe_at, probe_step, .. } if *probe_at <= now => {
                 let is_silent = *silent_at <= now;
                 *probe_step = probe_step.saturating_mul(2).min(PROBE_NS_MAX);
-                *probe_at = now.saturating_add(*probe_step);
+                *probe_at = now.saturating_add(*probe_step + spread_ns(now, qpn, *probe_step / 4));
                 if !is_silent {
                     *probe_at = (*silent_at).min(*probe_at);
                 }
@@ -202,6 +203,14 @@ impl AckTimer {
             probe_step: self.first_step_ns(),
         };
     }
+}
+
+/// Returns a time below `max_ns` that differs from one queue pair to the next and from one probe to the next.
+/// Without it, queue pairs whose packets were lost together would probe together each time, and a receiver
+/// with little room would drop the packets of the same ones each time.
+fn spread_ns(now: u64, qpn: u32, max_ns: u64) -> u64 {
+    let mixed = (now ^ u64::from(qpn) << 40).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    ((mixed >> 32) * max_ns) >> 32
 }
 
 #[cfg(test)]

@@ -15,8 +15,9 @@ pub struct Tuning {
     /// many packets of the path MTU's length should fit into the receiver's socket buffer.
     pub window_packets_max: u32,
     /// Time without progress after which a probe sends the oldest unacknowledged packets again. Each
-    /// later probe waits twice as long as the one before. Probes use up no retry: only whole ACK
-    /// timeouts do. If the ACK timeout is shorter than this time, there is no probe.
+    /// later probe waits twice as long as the one before, and up to a quarter longer, so that queue pairs
+    /// do not probe together. Probes use up no retry: only whole ACK timeouts do. If the ACK timeout is
+    /// shorter than this time, there is no probe.
     pub probe_ns: u64,
     /// Time for which the peer may hold an acknowledge back. With adaptive routing, the first probe
     /// leaves this long after the acknowledge should have come, judged by this connection's round

@@ -36,12 +36,14 @@ fn timer(timeout: u8, retry_cnt: u8, rnr_retry: u8, probe_ns: u64) -> AckTimer {
     timer
 }
 
-/// Runs the timer without a peer and returns the actions it asked for, with their times.
-fn run(timer: &mut AckTimer, events: usize) -> std::vec::Vec<(u64, Expired)> {
+const QPN: u32 = 7;
+
+/// Runs the timer of a queue pair without a peer and returns the actions it asked for, with their times.
+fn run_as(qpn: u32, timer: &mut AckTimer, events: usize) -> std::vec::Vec<(u64, Expired)> {
     let mut seen = std::vec::Vec::new();
     while seen.len() < events {
         let Some(now) = timer.deadline_ns() else { break };
-        let expired = timer.expire(now).unwrap();
+        let expired = timer.expire(now, qpn).unwrap();
         seen.push((now, expired));
         if expired == Expired::RetriesExceeded {
             break;
@@ -51,6 +53,15 @@ fn run(timer: &mut AckTimer, events: usize) -> std::vec::Vec<(u64, Expired)> {
 }
 extern crate std;
 
+fn run(timer: &mut AckTimer, events: usize) -> std::vec::Vec<(u64, Expired)> {
+    run_as(QPN, timer, events)
+}
+
+/// Returns the time of the probe that follows one at `now`.
+fn next_probe(now: u64, step_ns: u64) -> u64 {
+    now + step_ns + spread_ns(now, QPN, step_ns / 4)
+}
+
 #[test]
 fn probes_double_within_each_timeout_and_use_up_no_retry() {
     let ms = 1_000_000;
@@ -58,17 +69,29 @@ fn probes_double_within_each_timeout_and_use_up_no_retry() {
     let mut timer = timer(14, 1, 7, 8 * ms);
     timer.on_transmit(0);
     use Expired::{Probe, RetriesExceeded, Timeout};
-    let expected = [
-        (8 * ms, Probe),
-        (24 * ms, Probe),
-        (56 * ms, Probe),
-        (timeout_ns, Timeout),
-        (timeout_ns + 8 * ms, Probe),
-        (timeout_ns + 24 * ms, Probe),
-        (timeout_ns + 56 * ms, Probe),
-        (2 * timeout_ns, RetriesExceeded),
-    ];
+    let mut expected = std::vec::Vec::new();
+    for (start, end) in [(0, Timeout), (timeout_ns, RetriesExceeded)] {
+        let second = next_probe(start + 8 * ms, 16 * ms);
+        expected.extend([(start + 8 * ms, Probe), (second, Probe)]);
+        expected.extend([(next_probe(second, 32 * ms), Probe), (start + timeout_ns, end)]);
+    }
     assert_eq!(run(&mut timer, 100), expected);
+}
+
+#[test]
+fn queue_pairs_that_lost_packets_together_probe_at_different_times() {
+    let ms = 1_000_000;
+    let mut second_and_third = std::collections::BTreeSet::new();
+    for qpn in 0..100 {
+        let mut timer = timer(14, 1, 7, 8 * ms);
+        timer.on_transmit(0);
+        let at: std::vec::Vec<u64> = run_as(qpn, &mut timer, 3).iter().map(|(at, _)| *at).collect();
+        assert!((16 * ms..20 * ms).contains(&(at[1] - at[0])), "{at:?}");
+        assert!((32 * ms..40 * ms).contains(&(at[2] - at[1])), "{at:?}");
+        second_and_third.extend([at[1] / 1000, at[2] / 1000]);
+    }
+    // Two of 100 times within 4 ms may share a microsecond.
+    assert!(second_and_third.len() > 150, "{}", second_and_third.len());
 }
 
 #[test]
@@ -78,11 +101,15 @@ fn probes_of_a_late_acknowledge_come_ever_later_until_it_counts_as_silence() {
     timer.set_late(ms);
     timer.on_transmit(0);
     use Expired::{Late, Probe};
-    let expected = [(ms, Late), (2 * ms, Late), (4 * ms, Late), (8 * ms, Probe), (16 * ms, Probe)];
-    assert_eq!(run(&mut timer, 5), expected);
+    let second = next_probe(ms, ms);
+    let third = next_probe(second, 2 * ms);
+    // The fourth probe comes when the silence begins, since its wait would end later.
+    let expected = [(ms, Late), (second, Late), (third, Late), (8 * ms, Probe)];
+    assert_eq!(run(&mut timer, 4), expected);
+    assert_eq!(run(&mut timer, 1), [(next_probe(8 * ms, 8 * ms), Probe)]);
     // An answer from the peer makes the next probe leave as soon as the first.
     timer.on_nak(25 * ms);
-    assert_eq!(run(&mut timer, 2), [(26 * ms, Late), (27 * ms, Late)]);
+    assert_eq!(run(&mut timer, 2), [(26 * ms, Late), (next_probe(26 * ms, ms), Late)]);
     timer.set_late(100 * ms);
     timer.on_progress(30 * ms, true);
     assert_eq!(run(&mut timer, 1), [(38 * ms, Probe)]);
@@ -106,21 +133,23 @@ fn a_timeout_below_the_probe_is_as_the_standard_has_it() {
 fn without_a_timeout_probes_go_on_for_ever_ever_rarer() {
     let mut timer = timer(0, 0, 0, 600_000_000);
     timer.on_transmit(0);
-    let seen = run(&mut timer, 4);
-    let at = [600_000_000, 1_600_000_000, 2_600_000_000, 3_600_000_000];
-    assert_eq!(seen, at.map(|at| (at, Expired::Probe)));
+    let mut at = [600_000_000; 4];
+    for i in 1..4 {
+        at[i] = next_probe(at[i - 1], 1_000_000_000);
+    }
+    assert_eq!(run(&mut timer, 4), at.map(|at| (at, Expired::Probe)));
 }
 
 #[test]
 fn progress_reloads_the_retries_and_naks_do_not() {
     let mut timer = timer(1, 1, 7, u64::MAX);
     timer.on_transmit(0);
-    assert_eq!(timer.expire(8192), Some(Expired::Timeout));
+    assert_eq!(timer.expire(8192, QPN), Some(Expired::Timeout));
     timer.on_nak(10_000);
     assert_eq!(timer.deadline_ns(), Some(2 * 8192));
     timer.on_progress(12_000, true);
-    assert_eq!(timer.expire(12_000 + 8192), Some(Expired::Timeout));
-    assert_eq!(timer.expire(12_000 + 2 * 8192), Some(Expired::RetriesExceeded));
+    assert_eq!(timer.expire(12_000 + 8192, QPN), Some(Expired::Timeout));
+    assert_eq!(timer.expire(12_000 + 2 * 8192, QPN), Some(Expired::RetriesExceeded));
     timer.on_progress(30_000, false);
     assert_eq!(timer.deadline_ns(), None);
 }
@@ -132,7 +161,7 @@ fn rnr_retries_are_counted_unless_there_are_seven() {
     for at in [0, 10] {
         assert!(counted.on_rnr_nak(at, 1));
         assert_eq!(counted.deadline_ns(), Some(at + 10_000));
-        assert_eq!(counted.expire(at + 10_000), Some(Expired::RnrOver));
+        assert_eq!(counted.expire(at + 10_000, QPN), Some(Expired::RnrOver));
         counted.on_transmit(at + 10_000);
     }
     assert!(!counted.on_rnr_nak(20, 1));
@@ -146,10 +175,10 @@ fn rnr_retries_are_counted_unless_there_are_seven() {
 fn a_receiver_that_is_not_ready_is_alive() {
     let mut timer = timer(1, 1, 7, u64::MAX);
     timer.on_transmit(0);
-    assert_eq!(timer.expire(8192), Some(Expired::Timeout));
+    assert_eq!(timer.expire(8192, QPN), Some(Expired::Timeout));
     timer.on_rnr_nak(9000, 1);
-    assert_eq!(timer.expire(9000 + 10_000), Some(Expired::RnrOver));
+    assert_eq!(timer.expire(9000 + 10_000, QPN), Some(Expired::RnrOver));
     timer.on_transmit(20_000);
-    assert_eq!(timer.expire(20_000 + 8192), Some(Expired::Timeout));
-    assert_eq!(timer.expire(20_000 + 2 * 8192), Some(Expired::RetriesExceeded));
+    assert_eq!(timer.expire(20_000 + 8192, QPN), Some(Expired::Timeout));
+    assert_eq!(timer.expire(20_000 + 2 * 8192, QPN), Some(Expired::RetriesExceeded));
 }
