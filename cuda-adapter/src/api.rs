@@ -108,6 +108,7 @@ functions! {
     cuEventQuery(event: CUevent);
     cuEventDestroy_v2(event: CUevent);
     cuFlushGPUDirectRDMAWrites(target: c_uint, scope: c_uint);
+    cuThreadExchangeStreamCaptureMode(mode: *mut c_uint);
 }
 
 impl Api {

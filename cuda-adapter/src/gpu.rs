@@ -1,6 +1,6 @@
 //! GPUs: their attributes, and GPUs in use.
 
-use std::ffi::{CStr, c_char, c_int};
+use std::ffi::{CStr, c_char, c_int, c_uint};
 use std::fmt;
 use std::ops::Deref;
 use std::ptr;
@@ -62,17 +62,33 @@ unsafe impl Send for Inner {}
 // SAFETY: Any thread may use the context, and the driver locks internally.
 unsafe impl Sync for Inner {}
 
-/// A guard: until it is dropped, the GPU's context is the current one of this thread.
-pub(crate) struct Current {
+/// A guard: while the program captures a stream into a graph, this thread's calls neither fail nor end the capture.
+pub(crate) struct Relaxed {
     api: &'static Api,
+    /// The thread's capture mode before the guard; `None` if the driver has no capture modes.
+    before: Option<c_uint>,
+}
+
+/// A guard: until it is dropped, the GPU's context is the current one of this thread, and the thread is relaxed.
+pub(crate) struct Current(Relaxed);
+
+/// `CU_STREAM_CAPTURE_MODE_RELAXED`.
+const RELAXED: c_uint = 2;
+
+impl Deref for Relaxed {
+    type Target = Api;
+
+    // The result borrows the guard, so no call that needs the guard comes after its end.
+    fn deref(&self) -> &Api {
+        self.api
+    }
 }
 
 impl Deref for Current {
     type Target = Api;
 
-    // The result borrows the guard, so no call that needs the context comes after the guard's end.
     fn deref(&self) -> &Api {
-        self.api
+        &self.0
     }
 }
 
@@ -111,11 +127,19 @@ impl Gpu {
         unsafe { self.enter()?.cuFlushGPUDirectRDMAWrites(target, scope) }
     }
 
+    /// Prepares this thread for calls that need a current context.
     pub(crate) fn enter(&self) -> Result<Current, CudaError> {
-        let api = self.0.driver.api();
         // SAFETY: `Inner` retains the context.
-        unsafe { api.cuCtxPushCurrent_v2(self.0.context) }?;
-        Ok(Current { api })
+        unsafe { self.0.driver.api().cuCtxPushCurrent_v2(self.0.context) }?;
+        Ok(Current(self.relax()))
+    }
+
+    /// Prepares this thread for calls that need no current context.
+    pub(crate) fn relax(&self) -> Relaxed {
+        let (api, mut mode) = (self.0.driver.api(), RELAXED);
+        // SAFETY: The driver swaps `mode` with the thread's mode.
+        let exchanged = unsafe { api.cuThreadExchangeStreamCaptureMode(&mut mode) };
+        Relaxed { api, before: exchanged.ok().map(|()| mode) }
     }
 }
 
@@ -144,12 +168,22 @@ impl Drop for Inner {
     }
 }
 
+impl Drop for Relaxed {
+    fn drop(&mut self) {
+        if let Some(mut mode) = self.before {
+            // This call fails only when the process ends and the driver is gone already.
+            // SAFETY: The driver swaps `mode` with the thread's mode.
+            let _ = unsafe { self.api.cuThreadExchangeStreamCaptureMode(&mut mode) };
+        }
+    }
+}
+
 impl Drop for Current {
     fn drop(&mut self) {
         let mut context = ptr::null_mut();
         // This call fails only when the process ends and the driver is gone already.
         // SAFETY: The driver writes a handle to `context`.
-        let _ = unsafe { self.api.cuCtxPopCurrent_v2(&mut context) };
+        let _ = unsafe { self.cuCtxPopCurrent_v2(&mut context) };
     }
 }
 

@@ -131,7 +131,7 @@ impl StagingBuffer {
         };
         if copying.is_some() {
             // SAFETY: The event is live.
-            if !unsafe { self.gpu.driver().api().event_is_done(*event) }? {
+            if !unsafe { self.gpu.relax().event_is_done(*event) }? {
                 return Ok(false);
             }
             *copying = None;

@@ -28,6 +28,7 @@ pub use crate::device::{Keys, deregister, queue_pair, register, register_gpu};
 pub use crate::staged::{HostCopy, gpu_of};
 pub(crate) use adapter::{Adapter, Attempt, Listen, Registration, adapt};
 pub use end::{CLOSE_MAX, Carrier, End, RecvEnd, SendEnd};
+pub use invar_linux::own_thread::OwnThread;
 pub use keeper::{Attention, Keeper, KeeperGuard, KeptEnd, Rest, call};
 pub use keeper_end::KeeperEnd;
 pub(crate) use kind::NicKind;

@@ -79,6 +79,13 @@ impl<T> Registry<T> {
         Some(read(&entries.entries[at].1))
     }
 
+    /// Returns all objects for which `is_wanted` holds. `is_wanted` runs under the table's lock.
+    pub(crate) fn all(&self, is_wanted: impl Fn(&T) -> bool) -> Vec<Arc<T>> {
+        let entries = self.lock();
+        let wanted = entries.entries.iter().filter(|(_, entry)| is_wanted(entry));
+        wanted.map(|(_, entry)| Arc::clone(entry)).collect()
+    }
+
     /// Removes an object and returns it.
     pub(crate) fn remove(&self, number: Number) -> Option<Arc<T>> {
         let mut entries = self.lock();

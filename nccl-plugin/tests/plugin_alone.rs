@@ -3,6 +3,7 @@
 
 mod plugin {
     mod collnet_gpu;
+    mod collnet_memory;
     mod delayed;
     mod events;
     mod gpu;

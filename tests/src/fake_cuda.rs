@@ -97,9 +97,19 @@ pub fn calls(function: &str) -> usize {
 
 /// The bytes of host memory that are pinned in this process.
 pub fn pinned() -> usize {
-    let last = noted(CALLS).into_iter().rev().find_map(|line| {
-        line.strip_prefix("pinned ").map(|bytes| bytes.parse().expect("a number"))
-    });
+    last("pinned ")
+}
+
+/// The capture mode that a thread of this process has set last; 0 is the global one, which each thread has
+/// at first.
+pub fn capture_mode() -> usize {
+    last("capture mode ")
+}
+
+/// The number in the last line that begins like this; 0 if there is no such line.
+fn last(prefix: &str) -> usize {
+    let mut lines = noted(CALLS).into_iter().rev();
+    let last = lines.find_map(|line| Some(line.strip_prefix(prefix)?.parse().expect("a number")));
     last.unwrap_or(0)
 }
 

@@ -33,7 +33,7 @@ impl StagingSize {
                 "{device}: no pinned host memory is left to stage GPU memory through: {in_use} bytes \
                  are in use in this process, and {slot_bytes} more would be beyond \
                  INVAR_STAGING_BYTES={bytes_max}; set that higher, or INVAR_STAGING_SLOTS or \
-                 INVAR_STAGING_CHUNK_BYTES lower, or end connections"
+                 INVAR_STAGING_CHUNK_BYTES lower, or close connections or collNet comms"
             );
             Error::from(Kind::Staging { kind: ErrorKind::Usage, text })
         })?;

@@ -1,6 +1,7 @@
 //! Pinned host memory in the place of GPU memory, for work that processors do.
 
-use invar_cuda::{Direction, Driver, Gpu, GpuMemory, StagingBuffer};
+use invar_cuda::{Direction, Driver, Gpu, GpuMemory, Pointer, StagingBuffer};
+use invar_linux::env::page_size;
 
 use super::budget::Share;
 use crate::device::gpu_allocation;
@@ -10,6 +11,9 @@ use crate::{Error, Settings};
 
 /// The least length of the memory. Lengths are powers of two, so that the memory serves again.
 const BYTES_MIN: usize = 64 << 10;
+
+/// The driver begins each allocation at a multiple of this.
+const ALLOCATION_ALIGN: usize = 256;
 
 /// Pinned host memory that stands for a range of GPU memory. The GPU's driver copies the bytes between
 /// the two in the background.
@@ -43,10 +47,14 @@ impl HostCopy {
         Ok(Some(HostCopy { buffer, _share: share }))
     }
 
-    /// Whether [`new`](Self::new) would pin such memory for a range of `len` bytes on `gpu`.
+    /// Whether the memory can stand for a range of `len` bytes on `gpu`.
     pub fn fits(&self, gpu: &Gpu, len: usize) -> bool {
-        self.buffer.slot_bytes() == Self::bytes_for(len)
-            && self.buffer.gpu().info().ordinal == gpu.info().ordinal
+        self.bytes() >= len && self.buffer.gpu().info().ordinal == gpu.info().ordinal
+    }
+
+    /// Returns the number of pinned bytes.
+    pub fn bytes(&self) -> usize {
+        self.buffer.slot_bytes()
     }
 
     /// Returns the address of the first byte.
@@ -99,12 +107,91 @@ impl HostCopy {
     }
 }
 
-/// Returns the GPU that has `len` bytes at `addr`.
+/// Returns the GPU that has the `len` bytes at `addr`. NCCL registers whole pages, so the range may have several
+/// allocations, and unused bytes beside them.
 ///
 /// # Errors
-/// Fails if there is no CUDA, or if the bytes are not in one allocation of a GPU.
+/// Fails if there is no CUDA, if a page of the range has no memory of a GPU, or if the range is on two GPUs.
 pub fn gpu_of(addr: u64, len: usize) -> Result<Gpu, Error> {
-    let pointer = gpu_allocation(addr, len)?;
+    let ordinal = owner((addr, len), page_size() as u64, |addr| gpu_allocation(addr, 1))?;
     let driver = Driver::open().map_err(Kind::NoCuda)?;
-    Ok(Gpu::open(driver, pointer.gpu)?)
+    Ok(Gpu::open(driver, ordinal)?)
+}
+
+/// Returns the number of the GPU that has a range. `allocation` returns the allocation at an address.
+fn owner(
+    (addr, len): (u64, usize),
+    page: u64,
+    allocation: impl Fn(u64) -> Result<Pointer, Error>,
+) -> Result<u32, Error> {
+    let end = addr.saturating_add(len as u64);
+    let (mut at, mut gpu) = (addr, None);
+    loop {
+        // The page may begin with unused bytes.
+        let page_end = (at | (page - 1)).saturating_add(1).min(end);
+        let found = allocation(at).or_else(|error| {
+            let mut further = (at..page_end).step_by(ALLOCATION_ALIGN).skip(1);
+            further.find_map(|addr| allocation(addr).ok()).ok_or(error)
+        })?;
+        let first = *gpu.get_or_insert(found.gpu);
+        if found.gpu != first {
+            let text = format!(
+                "{len} bytes at {addr:#x} are on GPU {first} and on GPU {}: register the memory of each GPU by \
+                 itself",
+                found.gpu
+            );
+            return Err(Kind::Usage(text).into());
+        }
+        // A page is on one GPU, so the rest of the allocation's last page needs no look.
+        at = found.base.saturating_add(found.len as u64).next_multiple_of(page);
+        if at >= end {
+            return Ok(first);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use invar_cuda::PointerKind;
+
+    use super::*;
+
+    /// Returns the owner of a range, with pages of 4096 bytes. Each allocation has a GPU, an address and a length.
+    fn owner_of(range: (u64, usize), allocations: &[(u32, u64, usize)]) -> Result<u32, String> {
+        let at = |addr: u64| -> Result<Pointer, Error> {
+            let contains =
+                |(_, base, len): &&(u32, u64, usize)| (*base..*base + *len as u64).contains(&addr);
+            let (gpu, base, len) = *allocations
+                .iter()
+                .find(contains)
+                .ok_or_else(|| Kind::Usage(format!("nothing at {addr:#x}")))?;
+            Ok(Pointer { kind: PointerKind::Device, gpu, buffer_id: base, base, len })
+        };
+        owner(range, 4096, at).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_page_is_on_the_gpu_of_any_allocation_in_it() {
+        let allocations = [(1, 0x10200, 300), (1, 0x10400, 0x2000)];
+        assert_eq!(owner_of((0x10000, 0x3000), &allocations), Ok(1));
+        assert_eq!(owner_of((0x10400, 1), &allocations), Ok(1));
+    }
+
+    #[test]
+    fn a_range_of_several_allocations_is_on_their_gpu() {
+        let allocations = [(0, 0x20_0000, 2 << 20), (0, 0x40_0000, 2 << 20)];
+        assert_eq!(owner_of((0x20_1000, 3 << 20), &allocations), Ok(0));
+    }
+
+    #[test]
+    fn a_range_on_two_gpus_or_with_a_page_of_no_gpu_is_refused() {
+        let allocations = [(0, 0x20_0000, 2 << 20), (1, 0x40_0000, 100)];
+        let error = owner_of((0x20_0000, 4 << 20), &allocations).unwrap_err();
+        assert!(
+            error.ends_with("are on GPU 0 and on GPU 1: register the memory of each GPU by itself"),
+            "{error}"
+        );
+        let error = owner_of((0x40_0000, 8192), &allocations).unwrap_err();
+        assert_eq!(error, "nothing at 0x401000");
+    }
 }

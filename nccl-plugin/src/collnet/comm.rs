@@ -4,18 +4,22 @@ use std::collections::VecDeque;
 use std::ffi::c_void;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use invar::communicator::RawOperation;
 use invar::{Communicator, Hub, Settings};
 
 use super::memory::{self, MemoryRange};
-use super::request::{CollRequest, Progress, Shared};
+use super::request::{CollRequest, Progress, Shared, wait_until};
 use crate::outcome::{Failed, Outcome, failed, misused};
 use crate::registry::{Number, Registry};
 
 /// Most requests of a comm that are not done; with more, a call writes a null request, and NCCL repeats
 /// it. NCCL itself has at most 32 (`NCCL_NET_MAX_REQUESTS`).
 const REQUESTS_MAX: usize = 64;
+
+/// Time in which the collectives of a registration must leave its memory alone.
+const END_WITHIN: Duration = Duration::from_secs(10);
 
 static COMMS: Registry<CollComm> = Registry::new(4);
 static REQUESTS: Registry<CollRequest> = Registry::new(5);
@@ -33,13 +37,17 @@ pub(super) struct CollComm {
     _hub: Option<Hub>,
 }
 
-/// The requests and the registrations of the comm with this number. They end on drop.
-struct CommEntries(Number);
+/// The requests and the registrations of a comm. They end on drop, and so do copies from and to their memory.
+struct CommEntries {
+    comm: Number,
+    shared: Arc<Shared>,
+}
 
 impl Drop for CommEntries {
     fn drop(&mut self) {
-        REQUESTS.remove_all(|request| request.comm == self.0);
-        memory::forget(self.0);
+        REQUESTS.remove_all(|request| request.comm == self.comm);
+        self.shared.copies.finish();
+        memory::forget(self.comm);
     }
 }
 
@@ -48,7 +56,7 @@ impl CollComm {
     pub(super) fn put(communicator: Communicator, hub: Option<Hub>, settings: Settings) -> Number {
         let (shared, waiting) = (Arc::new(Shared::new(settings)), Mutex::default());
         COMMS.put(|number| {
-            let _entries = CommEntries(number);
+            let _entries = CommEntries { comm: number, shared: Arc::clone(&shared) };
             Arc::new(CollComm { communicator, shared, waiting, _entries, _hub: hub })
         })
     }
@@ -75,6 +83,29 @@ impl CollComm {
             misused("closeColl during another call on the comm, which ends with that call")
         })?;
         drop(closed);
+        Ok(())
+    }
+
+    /// Ends a registration. If a collective that uses the memory still needs the other ranks, they hear that this
+    /// rank gives it up. The call returns once nobody uses the memory.
+    pub(super) fn deregister(&self, number: Number, mhandle: *mut c_void) -> Outcome {
+        let registration = memory::find(number, mhandle)?;
+        let users = REQUESTS.all(|request| request.comm == number && request.uses(registration));
+        if users.iter().any(|request| request.needs_ranks()) {
+            self.communicator
+                .abort("collNet's memory is deregistered with a collective in progress");
+        }
+        let since = Instant::now();
+        let left = || END_WITHIN.saturating_sub(since.elapsed());
+        let have_ended = users.iter().all(|request| request.end(&self.communicator, left()));
+        // A call that failed may have left a copy in progress.
+        if !have_ended || !wait_until(left(), || self.shared.copies.is_idle()) {
+            return Err(misused(format_args!(
+                "deregMr: after {END_WITHIN:?} a collective still uses the memory of {mhandle:p}: close the comm \
+                 before the memory is freed"
+            )));
+        }
+        memory::deregister(registration);
         Ok(())
     }
 
@@ -138,7 +169,9 @@ impl CollComm {
         if !starts {
             self.communicator.check().map_err(|error| failed(&error))?;
         }
-        let request = CollRequest::new(number, bytes, &self.shared, (posted, staging));
+        let parts = memory.0.iter().chain(memory.1);
+        let used = parts.filter_map(|part| part.registration).collect();
+        let request = CollRequest::new(number, bytes, &self.shared, used, (posted, staging));
         let request = Arc::new(request);
         if !starts {
             waiting.push_back(Arc::clone(&request));

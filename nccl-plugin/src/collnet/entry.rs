@@ -112,11 +112,12 @@ unsafe fn register(
     Ok(())
 }
 
-/// `deregMr`. A null registration, which no `regMr` returns, succeeds as in NCCL.
+/// `deregMr`. NCCL frees the memory afterwards, before it closes an aborted comm. So collectives in progress that use
+/// the memory end first. A null registration, which no `regMr` returns, succeeds as in NCCL.
 pub(crate) unsafe extern "C" fn dereg_mr(comm: *mut c_void, mhandle: *mut c_void) -> Code {
     call(|| {
-        let (comm, _) = CollComm::find("deregMr", comm)?;
-        if mhandle.is_null() { Ok(()) } else { memory::deregister(comm, mhandle) }
+        let (number, comm) = CollComm::find("deregMr", comm)?;
+        if mhandle.is_null() { Ok(()) } else { comm.deregister(number, mhandle) }
     })
 }
 

@@ -8,7 +8,7 @@ use invar::cuda::Gpu;
 use invar::raw::gpu_of;
 
 use crate::abi::{PTR_CUDA, PTR_HOST};
-use crate::outcome::{Failed, Outcome, failed, misused};
+use crate::outcome::{Failed, failed, misused};
 use crate::registry::{Number, Registry};
 
 static REGISTRATIONS: Registry<Registered> = Registry::new(6);
@@ -27,6 +27,8 @@ pub(super) struct MemoryRange {
     pub(super) len: usize,
     /// The GPU that has the memory, or `None` for host memory.
     pub(super) gpu: Option<Gpu>,
+    /// The registration that has the memory, or `None` for no bytes.
+    pub(super) registration: Option<Number>,
 }
 
 /// Registers memory of a kind with a comm. Returns the registration.
@@ -47,14 +49,18 @@ pub(super) fn register(
     Ok(REGISTRATIONS.put(|_| Arc::new(Registered { comm, first, len, gpu })))
 }
 
-/// Ends a registration with a comm.
-pub(super) fn deregister(comm: Number, mhandle: *mut c_void) -> Outcome {
+/// Finds a registration with a comm by NCCL's pointer.
+pub(super) fn find(comm: Number, mhandle: *mut c_void) -> Result<Number, Failed> {
     let number = Number::from_ptr(mhandle);
     if REGISTRATIONS.get(number).is_none_or(|registered| registered.comm != comm) {
         return Err(misused(format_args!("deregMr: {mhandle:p} is no registration of this comm")));
     }
-    REGISTRATIONS.remove(number);
-    Ok(())
+    Ok(number)
+}
+
+/// Ends a registration, whose memory no collective uses.
+pub(super) fn deregister(registration: Number) {
+    REGISTRATIONS.remove(registration);
 }
 
 /// Ends all registrations with a comm.
@@ -73,9 +79,10 @@ pub(super) fn locate(
 ) -> Result<MemoryRange, Failed> {
     let at = first.cast();
     if len == 0 {
-        return Ok(MemoryRange { at, len, gpu: None });
+        return Ok(MemoryRange { at, len, gpu: None, registration: None });
     }
-    let found = REGISTRATIONS.read(Number::from_ptr(mhandle), |registered| {
+    let registration = Number::from_ptr(mhandle);
+    let found = REGISTRATIONS.read(registration, |registered| {
         let Registered { first, len, gpu, .. } = &**registered;
         (registered.comm == comm).then(|| (*first, *len, gpu.clone()))
     });
@@ -90,7 +97,7 @@ pub(super) fn locate(
              {start:#x}"
         )));
     }
-    Ok(MemoryRange { at, len, gpu })
+    Ok(MemoryRange { at, len, gpu, registration: Some(registration) })
 }
 
 impl MemoryRange {

@@ -3,6 +3,8 @@
 use std::mem;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use invar::communicator::Posted;
 use invar::{Communicator, Error, Settings};
@@ -11,6 +13,9 @@ use super::staging::{HostCopies, Staging};
 use crate::abi::Code;
 use crate::outcome;
 use crate::registry::Number;
+
+/// Interval between two looks at copies that have to end.
+const NAP: Duration = Duration::from_millis(1);
 
 /// The part of a comm that its requests share.
 pub(super) struct Shared {
@@ -25,6 +30,8 @@ pub(super) struct CollRequest {
     pub(super) comm: Number,
     /// Length of the output in bytes.
     pub(super) bytes: usize,
+    /// The registrations that have its memory.
+    used: Vec<Number>,
     shared: Arc<Shared>,
     state: Mutex<State>,
 }
@@ -46,6 +53,16 @@ enum Phase {
     Failed(Error),
     /// A test has reported the collective. Another test returns this code.
     Over(Code),
+}
+
+impl State {
+    /// Starts to bring the output of a reduction with this result to its place.
+    fn store(&mut self, result: Result<(), Error>) {
+        self.phase = match result.and_then(|()| self.staging.store()) {
+            Ok(()) => Phase::Storing,
+            Err(error) => Phase::Failed(error),
+        };
+    }
 }
 
 /// The state that a test finds.
@@ -72,12 +89,27 @@ impl CollRequest {
         comm: Number,
         bytes: usize,
         shared: &Arc<Shared>,
+        used: Vec<Number>,
         (posted, staging): (Option<Posted>, Staging),
     ) -> Self {
         shared.pending.fetch_add(1, Ordering::AcqRel);
         let phase = posted.map_or(Phase::Waiting, Phase::Reducing);
         let state = Mutex::new(State { phase, staging });
-        CollRequest { comm, bytes, shared: Arc::clone(shared), state }
+        CollRequest { comm, bytes, used, shared: Arc::clone(shared), state }
+    }
+
+    /// Whether the memory of the collective is in this registration.
+    pub(super) fn uses(&self, registration: Number) -> bool {
+        self.used.contains(&registration)
+    }
+
+    /// Whether the collective still needs the other ranks.
+    pub(super) fn needs_ranks(&self) -> bool {
+        match &self.state().phase {
+            Phase::Waiting => true,
+            Phase::Reducing(posted) => !posted.is_done(),
+            Phase::Storing | Phase::Failed(_) | Phase::Over(_) => false,
+        }
     }
 
     /// Starts the collective if its input is in host memory. Returns whether the next one may start.
@@ -107,21 +139,19 @@ impl CollRequest {
     /// Moves the collective, unless it waits. Returns the error of a collective once.
     pub(super) fn advance(&self) -> Result<Progress, Error> {
         let mut state = self.state();
-        let State { phase, staging } = &mut *state;
-        if let Phase::Reducing(posted) = phase {
+        let state = &mut *state;
+        if let Phase::Reducing(posted) = &state.phase {
             let Some(result) = posted.test() else { return Ok(Progress::Moving) };
-            *phase = match result.and_then(|()| staging.store()) {
-                Ok(()) => Phase::Storing,
-                Err(error) => Phase::Failed(error),
-            };
+            state.store(result);
         }
+        let State { phase, staging } = state;
         match phase {
             Phase::Waiting => return Ok(Progress::Waiting),
             Phase::Over(code) => return Ok(Progress::Over(*code)),
             Phase::Reducing(_) | Phase::Failed(_) => {}
             Phase::Storing => match staging.is_stored() {
                 Ok(false) => return Ok(Progress::Moving),
-                Ok(true) => self.shared.copies.keep(staging),
+                Ok(true) => {}
                 Err(error) => *phase = Phase::Failed(error),
             },
         }
@@ -135,7 +165,39 @@ impl CollRequest {
         }
     }
 
+    /// Waits at most `within` until nobody uses the memory of the collective, and returns whether that is so. If the
+    /// collective needs other ranks, its communicator has been aborted.
+    pub(super) fn end(&self, communicator: &Communicator, within: Duration) -> bool {
+        let since = Instant::now();
+        let mut state = self.state();
+        let state = &mut *state;
+        if let Phase::Reducing(posted) = &state.phase {
+            let Some(result) = posted.wait_within(within) else { return false };
+            state.store(result);
+        }
+        if matches!(state.phase, Phase::Waiting)
+            && let Err(error) = communicator.check()
+        {
+            state.phase = Phase::Failed(error);
+        }
+        // A GPU whose driver fails copies nothing any more.
+        let is_idle = || state.staging.is_idle().unwrap_or(true);
+        wait_until(within.saturating_sub(since.elapsed()), is_idle)
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Waits until `is_so` returns true, at most `within`. Returns whether it did.
+pub(super) fn wait_until(within: Duration, mut is_so: impl FnMut() -> bool) -> bool {
+    let since = Instant::now();
+    while !is_so() {
+        if since.elapsed() >= within {
+            return false;
+        }
+        thread::sleep(NAP);
+    }
+    true
 }

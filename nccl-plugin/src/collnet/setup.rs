@@ -4,8 +4,9 @@ use std::ffi::{c_int, c_void};
 use std::ptr;
 use std::slice;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
-use invar::{Communicator, Error, HubListener, UniqueId};
+use invar::{Communicator, Error, HubListener, Settings, Source, UniqueId};
 
 use super::comm::CollComm;
 use crate::abi::{Code, HANDLE_BYTES};
@@ -15,6 +16,10 @@ use crate::outcome::{Failed, Outcome, call, failed, misused, null, refused};
 use crate::registry::{Number, Registry};
 
 static LISTENERS: Registry<Listening> = Registry::new(3);
+
+/// Time limit for a rank to do its part in a collective. A rank starts a collective once its program has come to it,
+/// and NCCL waits for late ranks without a limit. A rank that ends, or whose host is silent, still ends the comm.
+const COLLECTIVE_WITHIN: Duration = Duration::from_secs(86_400);
 
 /// A listening comm.
 struct Listening {
@@ -137,7 +142,7 @@ impl Listening {
         }
         let hub = self.hub.lock().unwrap_or_else(PoisonError::into_inner).take();
         let hub = hub.ok_or_else(|| misused("connect on a listening comm that has connected"))?;
-        let settings = host.settings.clone().communicator_nic(&device.info.name);
+        let settings = for_comm(&host.settings).communicator_nic(&device.info.name);
         let within = settings.connect_within();
         let hub = match rank {
             0 => Some(hub.start(nranks, within).map_err(|error| failed(&error))?),
@@ -150,6 +155,16 @@ impl Listening {
             communicator.transport()
         );
         Ok(CollComm::put(communicator, hub, settings))
+    }
+}
+
+/// Returns the settings of a comm. A time limit for collectives that the user has set stays.
+fn for_comm(settings: &Settings) -> Settings {
+    let values = settings.in_force();
+    let limit = values.iter().find(|of| of.info.name == "INVAR_COLL_TIMEOUT_MS");
+    match limit.is_some_and(|of| of.source == Source::Default) {
+        true => settings.clone().collective_timeout(COLLECTIVE_WITHIN),
+        false => settings.clone(),
     }
 }
 
@@ -178,4 +193,22 @@ pub(crate) unsafe extern "C" fn close_coll(comm: *mut c_void) -> Code {
 /// Drops all listening comms: NCCL forgets those whose `connect` has failed.
 pub(crate) fn abandon() {
     LISTENERS.clear();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_collective_waits_a_day_for_a_late_rank_where_the_user_has_set_nothing() {
+        let limit = |set: Option<&str>| {
+            let of =
+                |name: &str| set.filter(|_| name == "INVAR_COLL_TIMEOUT_MS").map(str::to_owned);
+            let settings = for_comm(&Settings::from_lookup(of).unwrap());
+            let all = settings.in_force();
+            all.iter().find(|of| of.info.name == "INVAR_COLL_TIMEOUT_MS").unwrap().value.clone()
+        };
+        assert_eq!(limit(None), "86400000");
+        assert_eq!(limit(Some("600000")), "600000");
+    }
 }

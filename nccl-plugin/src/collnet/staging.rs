@@ -2,16 +2,18 @@
 //!
 //! - GPU memory passes through pinned host memory, since processors reduce. The driver fetches the input
 //!   before the collective starts, and stores the output after it. The process keeps the pinned memory for
-//!   later collectives of any comm, until its last comm is closed.
+//!   later collectives of any comm, and frees it when its last comm is closed. To free memory the driver may wait
+//!   for the GPU. So if the memory that is kept is too short for a collective, another thread frees it.
 //! - The parts of a window pass through host memory in one piece.
 
+use std::ops::{Deref, DerefMut};
 use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use invar::communicator::{Mover, Posted, RawOperation};
 use invar::cuda::Gpu;
-use invar::raw::HostCopy;
+use invar::raw::{HostCopy, OwnThread};
 use invar::{Communicator, Error, Settings};
 
 use super::memory::MemoryRange;
@@ -20,17 +22,30 @@ use crate::outcome::{Failed, failed, misused};
 /// The time for which a comm without a collective waits for pinned memory that others use.
 const LACKS_MAX: Duration = Duration::from_secs(60);
 
-/// The pinned host memory of a process that no collective uses.
-type Free = Mutex<Vec<HostCopy>>;
+static POOL: Mutex<Weak<Pool>> = Mutex::new(Weak::new());
 
-static FREE: Mutex<Weak<Free>> = Mutex::new(Weak::new());
+/// The pinned host memory of a process that no collective uses.
+#[derive(Default)]
+struct Pool {
+    /// A collective that ended early may have left a copy in progress.
+    free: Mutex<Vec<HostCopy>>,
+    /// The threads that free memory. The drop waits for them, since NCCL may then unload the plugin.
+    freeing: Mutex<Vec<OwnThread>>,
+}
 
 /// Lends pinned host memory to the collectives of a comm.
 pub(super) struct HostCopies {
     settings: Settings,
-    free: Arc<Free>,
+    pool: Arc<Pool>,
     /// Since when the comm waits for memory that others use.
     lacks: Mutex<Option<Instant>>,
+}
+
+/// Pinned host memory that a collective has borrowed. The drop keeps the memory for later collectives.
+struct LentCopy {
+    /// `None` only during the drop.
+    copy: Option<HostCopy>,
+    pool: Arc<Pool>,
 }
 
 /// A collective, and the memory in the place of its input and of its output.
@@ -45,7 +60,7 @@ struct Detour {
     /// NCCL's memory, in order.
     parts: Vec<MemoryRange>,
     /// The pinned memory of the parts that are on a GPU, in order.
-    copies: Vec<HostCopy>,
+    copies: Vec<LentCopy>,
     /// The memory in the place of several parts.
     joined: Vec<u8>,
 }
@@ -56,10 +71,10 @@ unsafe impl Send for Staging {}
 
 impl HostCopies {
     pub(super) fn new(settings: Settings) -> Self {
-        let mut of_process = locked(&FREE);
-        let free = of_process.upgrade().unwrap_or_default();
-        *of_process = Arc::downgrade(&free);
-        HostCopies { settings, free, lacks: Mutex::default() }
+        let mut of_process = locked(&POOL);
+        let pool = of_process.upgrade().unwrap_or_default();
+        *of_process = Arc::downgrade(&pool);
+        HostCopies { settings, pool, lacks: Mutex::default() }
     }
 
     /// Prepares a collective from `input` to `output`, and starts to fetch the input. `build` makes the
@@ -72,9 +87,10 @@ impl HostCopies {
         (input, output): (&[MemoryRange], &[MemoryRange]),
         build: impl FnOnce(*const u8, *mut u8) -> Vec<RawOperation>,
     ) -> Result<Option<Staging>, Failed> {
-        let Some(mut copies) = self.take(input, output).map_err(|error| failed(&error))? else {
-            return Ok(None);
-        };
+        let parts = on_gpus(input).chain(on_gpus(output));
+        let copies: Result<Option<Vec<_>>, Error> =
+            parts.map(|(gpu, len)| self.take(gpu, len)).collect();
+        let Some(mut copies) = copies.map_err(|error| failed(&error))? else { return Ok(None) };
         *locked(&self.lacks) = None;
         let of_output = copies.split_off(on_gpus(input).count());
         let (from, mut input) = Detour::around(input, copies)?;
@@ -102,63 +118,87 @@ impl HostCopies {
         }
         match locked(&self.lacks).get_or_insert_with(Instant::now).elapsed() > LACKS_MAX {
             true => Err(misused(format_args!(
-                "other collectives and connections of this process have used all pinned host memory for \
-                 {LACKS_MAX:?}: set INVAR_STAGING_BYTES higher"
+                "for {LACKS_MAX:?} other collectives and connections of this process have left too little pinned \
+                 host memory: set INVAR_STAGING_BYTES higher"
             ))),
             false => Ok(()),
         }
     }
 
-    /// Takes pinned memory for all parts that are on a GPU.
-    fn take(
-        &self,
-        input: &[MemoryRange],
-        output: &[MemoryRange],
-    ) -> Result<Option<Vec<HostCopy>>, Error> {
-        let parts = || on_gpus(input).chain(on_gpus(output));
-        if parts().next().is_none() {
-            return Ok(Some(Vec::new()));
-        }
-        if let Some(taken) = self.take_from(parts())? {
-            return Ok(Some(taken));
-        }
-        // Free memory of other lengths takes up the budget. The driver frees it without the lock, since it may wait for
-        // a GPU.
-        let fits = |copy: &mut HostCopy| parts().any(|(gpu, len)| copy.fits(gpu, len));
-        let others: Vec<_> = locked(&self.free).extract_if(.., |copy| !fits(copy)).collect();
-        drop(others);
-        self.take_from(parts())
+    /// Whether no collective that ended early has left a copy in progress.
+    pub(super) fn is_idle(&self) -> bool {
+        locked(&self.pool.free).iter_mut().all(is_idle)
     }
 
-    /// Takes memory that is free, or pins more.
-    fn take_from<'a>(
-        &self,
-        parts: impl Iterator<Item = (&'a Gpu, usize)>,
-    ) -> Result<Option<Vec<HostCopy>>, Error> {
-        let mut taken = Vec::new();
-        for (gpu, len) in parts {
-            let free = {
-                let mut free = locked(&self.free);
-                free.iter().position(|copy| copy.fits(gpu, len)).map(|at| free.swap_remove(at))
-            };
-            let copy = match free {
-                Some(copy) => Some(copy),
-                None => HostCopy::new(gpu, len, &self.settings)?,
-            };
-            let Some(copy) = copy else {
-                locked(&self.free).append(&mut taken);
-                return Ok(None);
-            };
-            taken.push(copy);
-        }
-        Ok(Some(taken))
+    /// Waits for the copies that collectives left in progress when they ended early.
+    pub(super) fn finish(&self) {
+        let unfinished = |copy: &mut HostCopy| !is_idle(copy);
+        let unfinished: Vec<_> = locked(&self.pool.free).extract_if(.., unfinished).collect();
+        // The end of pinned memory waits for its copy.
+        drop(unfinished);
     }
 
-    /// Keeps the pinned memory of a collective for later ones.
-    pub(super) fn keep(&self, staging: &mut Staging) {
-        for detour in [&mut staging.input, &mut staging.output].into_iter().flatten() {
-            locked(&self.free).append(&mut detour.copies);
+    /// Takes free memory, or pins more. Returns `None` if too little is left; a later call may find more.
+    fn take(&self, gpu: &Gpu, len: usize) -> Result<Option<LentCopy>, Error> {
+        let copy = match self.pool.take(gpu, len) {
+            Some(copy) => Some(copy),
+            None => HostCopy::new(gpu, len, &self.settings)?,
+        };
+        if copy.is_none() {
+            self.pool.free_others(gpu, len);
         }
+        Ok(copy.map(|copy| LentCopy { copy: Some(copy), pool: Arc::clone(&self.pool) }))
+    }
+}
+
+impl Pool {
+    /// Takes the shortest memory that fits.
+    fn take(&self, gpu: &Gpu, len: usize) -> Option<HostCopy> {
+        let mut free = locked(&self.free);
+        let fitting = free.iter_mut().enumerate().filter_map(|(at, copy)| {
+            let fits = copy.fits(gpu, len) && copy.is_done().is_ok_and(|is_done| is_done);
+            fits.then(|| (copy.bytes(), at))
+        });
+        let (_, at) = fitting.min()?;
+        Some(free.swap_remove(at))
+    }
+
+    /// Starts to free the memory that does not fit, in a thread of its own.
+    fn free_others(&self, gpu: &Gpu, len: usize) {
+        let is_other = |copy: &mut HostCopy| is_idle(copy) && !copy.fits(gpu, len);
+        let others: Vec<_> = locked(&self.free).extract_if(.., is_other).collect();
+        if others.is_empty() {
+            return;
+        }
+        let mut freeing = locked(&self.freeing);
+        freeing.retain(|thread| !thread.is_finished());
+        // If no thread starts, this call frees the memory.
+        freeing.extend(OwnThread::start("invar-unpin", move || drop(others)).ok());
+    }
+}
+
+/// Whether no copy is in progress. A GPU whose driver fails copies nothing any more.
+fn is_idle(copy: &mut HostCopy) -> bool {
+    copy.is_done().unwrap_or(true)
+}
+
+impl Deref for LentCopy {
+    type Target = HostCopy;
+
+    fn deref(&self) -> &HostCopy {
+        self.copy.as_ref().expect("lent until it is dropped")
+    }
+}
+
+impl DerefMut for LentCopy {
+    fn deref_mut(&mut self) -> &mut HostCopy {
+        self.copy.as_mut().expect("lent until it is dropped")
+    }
+}
+
+impl Drop for LentCopy {
+    fn drop(&mut self) {
+        locked(&self.pool.free).extend(self.copy.take());
     }
 }
 
@@ -196,6 +236,11 @@ impl Staging {
     pub(super) fn is_stored(&mut self) -> Result<bool, Error> {
         self.output.as_mut().map_or(Ok(true), |output| output.is_copied())
     }
+
+    /// Whether no copy between GPUs and host is in progress.
+    pub(super) fn is_idle(&mut self) -> Result<bool, Error> {
+        Ok(self.is_fetched()? && self.is_stored()?)
+    }
 }
 
 impl Detour {
@@ -203,7 +248,7 @@ impl Detour {
     /// parts' own. `copies` has memory for each part on a GPU.
     fn around(
         parts: &[MemoryRange],
-        copies: Vec<HostCopy>,
+        copies: Vec<LentCopy>,
     ) -> Result<(*mut u8, Option<Box<Self>>), Failed> {
         if parts.len() < 2 && copies.is_empty() {
             return Ok((parts.first().map_or(ptr::null_mut(), |part| part.at), None));
@@ -219,7 +264,7 @@ impl Detour {
         let mut detour = Box::new(Detour { parts: parts.to_vec(), copies, joined });
         // The address stays.
         let start = match parts {
-            [_] => detour.copies.first().map_or(ptr::null_mut(), HostCopy::start),
+            [_] => detour.copies.first().map_or(ptr::null_mut(), |copy| copy.start()),
             _ => detour.joined.as_mut_ptr(),
         };
         Ok((start, Some(detour)))
@@ -230,7 +275,7 @@ impl Detour {
         let mut copies = self.copies.iter();
         self.parts.iter().map(move |part| {
             let copy = part.gpu.as_ref().and_then(|_| copies.next());
-            (copy.map_or(part.at, HostCopy::start), part.len)
+            (copy.map_or(part.at, |copy| copy.start()), part.len)
         })
     }
 
@@ -302,7 +347,7 @@ mod tests {
     #[test]
     fn the_parts_of_a_window_are_joined_and_split_in_order() {
         let (mut a, mut b) = ([1_u8, 2], [3_u8]);
-        let part = |at: *mut u8, len| MemoryRange { at, len, gpu: None };
+        let part = |at: *mut u8, len| MemoryRange { at, len, gpu: None, registration: None };
         let parts = vec![part(a.as_mut_ptr(), 2), part(b.as_mut_ptr(), 1)];
         let (start, detour) = Detour::around(&parts, Vec::new()).ok().unwrap();
         let mut detour = detour.unwrap();
@@ -320,7 +365,7 @@ mod tests {
     fn one_part_is_used_where_it_is() {
         let mut a = [1_u8, 2];
         let at = a.as_mut_ptr();
-        let part = MemoryRange { at, len: 2, gpu: None };
+        let part = MemoryRange { at, len: 2, gpu: None, registration: None };
         let around = |parts: &[MemoryRange]| {
             let (start, detour) = Detour::around(parts, Vec::new()).ok().unwrap();
             (start, detour.is_none())

@@ -4,6 +4,7 @@
 //   collnet LIBRARY RANKS big          checks each operation beyond 2^31 bytes
 //   collnet LIBRARY RANKS kill RANK    that rank is killed, and the others hear of it
 //   collnet LIBRARY RANKS close RANK   that rank closes its comm during a collective
+//   collnet LIBRARY RANKS free RANK    that rank comes late to a collective, whose memory the others free
 //   collnet LIBRARY RANKS stop RANK    that rank is stopped until the others have named it, and goes on
 //   collnet LIBRARY RANKS until PATH   reduces until this file is there
 //   collnet LIBRARY 1 off              collNet is off
@@ -630,6 +631,42 @@ static void check_loss(int lost, int is_killed) {
   exit(0);
 }
 
+// A rank has not started a collective. The others deregister and free its memory before they close the comm, as NCCL does
+// when it aborts. Nothing reads or writes the memory when the late rank comes.
+static void check_free(int late) {
+  enum { COUNT = MIB };
+  job_t job = {.what = ALLREDUCE, .type = F32, .op = SUM, .count = 1000};
+  run(&job, 1);
+  size_t bytes = (size_t)COUNT * BYTES[F32];
+  void* data = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void *mhandle, *unused, *request = NULL;
+  int done = 0, code = SUCCESS;
+  CHECK(data != MAP_FAILED);
+  OK(net->regMr(comms[0], data, (reg_bytes_t)bytes, PTR_HOST, &mhandle));
+  OK(net->regMr(comms[0], data, (reg_bytes_t)bytes, PTR_HOST, &unused));
+  if (rank != late) {
+    OK(net->iallreduce(comms[0], data, data, COUNT, F32, SUM, mhandle, mhandle, &request));
+    CHECK(request != NULL);
+    OK(net->deregMr(comms[0], unused)); // this ends nothing
+    OK(net->test(request, &done, NULL));
+    CHECK(!done);
+  }
+  all_arrive(); // all but one have started
+  if (rank != late) {
+    double since = now();
+    OK(net->deregMr(comms[0], mhandle));
+    CHECK(now() - since < 10 && munmap(data, bytes) == 0);
+  }
+  all_arrive(); // the memory is gone
+  if (rank == late) code = net->iallreduce(comms[0], data, data, COUNT, F32, SUM, mhandle, mhandle, &request);
+  for (; code == SUCCESS; alarm_clock()) {
+    code = net->test(request, &done, NULL);
+    CHECK(!done);
+  }
+  CHECK(code == REMOTE_ERROR && strstr(last_warning, "memory is deregistered") != NULL);
+  all_arrive(); // the late rank has tried
+}
+
 // A rank is stopped before a collective. The others name it, and all complete the collective once it goes on.
 static void check_stop(int stopped) {
   job_t job = {.what = ALLREDUCE, .type = F32, .op = SUM, .count = 100000};
@@ -702,7 +739,7 @@ static void check_off(void) {
 }
 
 int main(int argc, char** argv) {
-  if (argc < 4) FAIL("usage: collnet LIBRARY RANKS brief|full|big|kill|close|stop|until|off [RANK|PATH]");
+  if (argc < 4) FAIL("usage: collnet LIBRARY RANKS brief|full|big|kill|close|free|stop|until|off [RANK|PATH]");
   const char* mode = argv[3];
   nranks = atoi(argv[2]);
   int is_until = strcmp(mode, "until") == 0, is_stopped = strcmp(mode, "stop") == 0;
@@ -762,6 +799,8 @@ int main(int argc, char** argv) {
     check_until(argv[4]);
   } else if (is_stopped) {
     check_stop(lost);
+  } else if (strcmp(mode, "free") == 0) {
+    check_free(lost);
   } else if (lost >= 0) {
     check_loss(lost, is_killed);
   } else {

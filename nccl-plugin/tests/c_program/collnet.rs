@@ -17,7 +17,7 @@ use nccl_net_invar::abi::{
     Blocks, CollNet, FinalTail, SgeV8, SgeV9, V6, V7, V8, V9, V10, V11, V12,
 };
 
-use crate::{VERSIONS, camel, compile, fields, is_there, library_path};
+use crate::{VALGRIND, VERSIONS, camel, compile, fields, is_there, library_path};
 
 const FULL: &str = "INVAR_TEST_COLLNET";
 /// The oldest version, one in the middle, and the newest.
@@ -148,6 +148,17 @@ fn ranks_hear_of_one_that_is_killed_or_closes_its_comm() {
 }
 
 #[test]
+fn memory_is_deregistered_and_freed_while_a_rank_has_not_come_to_its_collective() {
+    if !is_there("gcc") {
+        return;
+    }
+    let program = compile("collnet", 12);
+    for (transport, late) in [("soft", "0"), ("socket", "2"), (SHARED_MEMORY, "1")] {
+        check(&[], &program, transport, &["3", "free", late]);
+    }
+}
+
+#[test]
 fn a_stopped_rank_is_named_by_the_others_and_all_go_on_after_it() {
     if !is_there("gcc") {
         return;
@@ -217,17 +228,8 @@ fn collnet_leaks_nothing_and_makes_no_invalid_access() {
     if !is_there("gcc") || !is_there("valgrind") {
         return;
     }
-    let valgrind = [
-        "valgrind",
-        "--quiet",
-        // Valgrind runs one thread at a time, so a spinning thread must let the other have its turn.
-        "--fair-sched=try",
-        "--leak-check=full",
-        "--errors-for-leak-kinds=definite,indirect",
-        "--error-exitcode=9",
-    ];
     for program in SOME_VERSIONS.map(|version| compile("collnet", version)) {
-        check(&valgrind, &program, "soft", &["2", "close", "1"]);
+        check(VALGRIND, &program, "soft", &["2", "close", "1"]);
     }
-    check(&valgrind, &compile("collnet", 12), "socket", &["2", "brief"]);
+    check(VALGRIND, &compile("collnet", 12), "socket", &["2", "brief"]);
 }

@@ -13,6 +13,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use invar_testkit::shell;
+use invar_testkit::skip::{PROGRAMS, skip};
 use nccl_net_invar::abi::{
     Absent, CommConfig, Description, Net, QpWork, SocketWork, TailV11, V6, V7, V8, V9, V10, V11,
     V12, Version,
@@ -29,7 +30,7 @@ fn is_there(program: &str) -> bool {
     shell::default_signals();
     let there = Command::new(program).arg("--version").output().is_ok();
     if !there {
-        eprintln!("SKIPPED: {program} is missing");
+        skip(PROGRAMS, format!("{program} is missing"));
     }
     there
 }
@@ -298,23 +299,25 @@ fn what_a_user_should_hear_of_settings_is_warned_of_once() {
     assert_eq!(works, "listen: 0");
 }
 
+/// The command that finds leaks and invalid accesses of a program.
+const VALGRIND: &[&str] = &[
+    "valgrind",
+    "--quiet",
+    // Valgrind runs one thread at a time, so a spinning thread must let the other have its turn.
+    "--fair-sched=try",
+    "--leak-check=full",
+    "--errors-for-leak-kinds=definite,indirect",
+    "--error-exitcode=9",
+];
+
 #[test]
 fn nothing_is_leaked_and_no_access_is_invalid() {
     if !is_there("gcc") || !is_there("valgrind") {
         return;
     }
-    let valgrind = [
-        "valgrind",
-        "--quiet",
-        // Valgrind runs one thread at a time, so a spinning thread must let the other have its turn.
-        "--fair-sched=try",
-        "--leak-check=full",
-        "--errors-for-leak-kinds=definite,indirect",
-        "--error-exitcode=9",
-    ];
-    drive(&valgrind, &compile("drive", 6), "soft", 1);
+    drive(VALGRIND, &compile("drive", 6), "soft", 1);
     let program = compile("drive", 12);
     for (transport, lanes) in [("ib", 4), ("socket", 1), ("socket", 2)] {
-        drive(&valgrind, &program, transport, lanes);
+        drive(VALGRIND, &program, transport, lanes);
     }
 }

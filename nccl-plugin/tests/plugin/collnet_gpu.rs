@@ -13,24 +13,24 @@ use nccl_net_invar::tables::ncclCollNetPlugin_v9 as collnet;
 
 use super::rig::*;
 
-const NRANKS: usize = 2;
+pub(super) const NRANKS: usize = 2;
 /// `ncclUint32` and `ncclSum`.
 const U32: c_int = 3;
 const SUM: c_int = 0;
 
-fn fake() -> FakeCuda {
+pub(super) fn fake() -> FakeCuda {
     FakeCuda::new().with_null_verbs().set("NULL_VERBS_DMA_BUF", "yes")
 }
 
 /// One rank's comm, and a GPU.
 pub(super) struct Rank {
     pub(super) rank: usize,
-    comm: *mut c_void,
-    gpu: Gpu,
+    pub(super) comm: *mut c_void,
+    pub(super) gpu: Gpu,
 }
 
 /// Runs `run` as each rank on the first device.
-fn ranks(run: impl Fn(&Rank) + Sync) {
+pub(super) fn ranks(run: impl Fn(&Rank) + Sync) {
     ranks_on(0, run);
 }
 
@@ -71,13 +71,13 @@ pub(super) fn ranks_on(device: c_int, run: impl Fn(&Rank) + Sync) {
 }
 
 /// Registered GPU memory.
-struct OnGpu {
+pub(super) struct OnGpu {
     memory: GpuMemory,
-    mr: *mut c_void,
+    pub(super) mr: *mut c_void,
 }
 
 impl Rank {
-    fn alloc(&self, values: &[u32]) -> OnGpu {
+    pub(super) fn alloc(&self, values: &[u32]) -> OnGpu {
         let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_ne_bytes()).collect();
         let memory = GpuMemory::alloc(&self.gpu, bytes.len()).unwrap();
         memory.write_at(0, &bytes).unwrap();
@@ -89,7 +89,7 @@ impl Rank {
     }
 
     /// Starts an all-reduce of `u32`, which must succeed.
-    fn sum(&self, from: &OnGpu, to: &OnGpu) -> *mut c_void {
+    pub(super) fn sum(&self, from: &OnGpu, to: &OnGpu) -> *mut c_void {
         let (code, request) = self.start(from.all(), to.all());
         assert_eq!(code, Code::SUCCESS);
         request
@@ -171,7 +171,7 @@ impl Rank {
 }
 
 impl OnGpu {
-    fn all(&self) -> SgeV9 {
+    pub(super) fn all(&self) -> SgeV9 {
         self.part(0, self.memory.len() / 4)
     }
 
@@ -184,7 +184,7 @@ impl OnGpu {
         (self.memory.addr() as usize + 4 * element) as *mut c_void
     }
 
-    fn values(&self) -> Vec<u32> {
+    pub(super) fn values(&self) -> Vec<u32> {
         let mut bytes = vec![0; self.memory.len()];
         self.memory.read_at(0, &mut bytes).unwrap();
         bytes.chunks(4).map(|value| u32::from_ne_bytes(value.try_into().unwrap())).collect()
@@ -208,7 +208,7 @@ pub(super) fn finish(requests: &[*mut c_void]) {
 }
 
 /// Tests a request until it is done, and returns its code.
-fn outcome(request: *mut c_void) -> Code {
+pub(super) fn outcome(request: *mut c_void) -> Code {
     until("a collective", || {
         let mut done = 0;
         // SAFETY: The call gives room for the flag.
@@ -356,7 +356,7 @@ fn gpu_memory_is_registered_by_its_dma_buf_and_needs_no_flush() {
                 assert_eq!((code, mr.is_null()), (Code::SUCCESS, false));
                 let code = (collnet.iflush)(rank.comm, at, 4000, mr, &mut request);
                 assert_eq!((code, request.is_null()), (Code::SUCCESS, true));
-                for (len, kind, fd) in [(4001, PTR_CUDA, fd), (8, PTR_HOST, fd), (8, PTR_CUDA, -1)]
+                for (len, kind, fd) in [(4097, PTR_CUDA, fd), (8, PTR_HOST, fd), (8, PTR_CUDA, -1)]
                 {
                     let mut mr = ptr::null_mut();
                     let code = (collnet.reg_mr_dma_buf)(rank.comm, at, len, kind, 0, fd, &mut mr);

@@ -1,5 +1,7 @@
 //! Tests calls that NCCL must not make: each returns an error code and has no other effect.
 
+use std::ptr::null_mut;
+
 use nccl_net_invar::tables::{ncclNetPlugin_v6 as v6, ncclNetPlugin_v11 as v11};
 
 use super::rig::*;
@@ -9,62 +11,30 @@ fn null_pointers_are_refused() {
     let pair = Pair::new(64);
     let mut handle = [0u8; HANDLE_BYTES];
     let handle = handle.as_mut_ptr().cast();
-    let (mut comm, mut mr, mut request) = (ptr::null_mut(), ptr::null_mut(), ptr::null_mut());
-    let (mut done, null) = (0, ptr::null_mut());
+    let (mut comm, mut mr, mut request) = (null_mut(), null_mut(), null_mut());
+    let (mut done, null) = (0, null_mut());
     let mut data: *mut c_void = pair.to.as_ptr().cast_mut().cast();
     let (mut size, mut tag, mut to_mr) = (8usize, 0, pair.to_mr);
     // SAFETY: All pointers that are not null are valid.
     let codes = unsafe {
         [
-            (net.devices)(ptr::null_mut()),
-            (net.get_properties)(0, ptr::null_mut()),
+            (net.devices)(null_mut()),
+            (net.get_properties)(0, null_mut()),
             (net.listen)(0, null, &mut comm),
-            (net.listen)(0, handle, ptr::null_mut()),
+            (net.listen)(0, handle, null_mut()),
             (net.connect)(0, null, &mut comm, null),
-            (net.connect)(0, handle, ptr::null_mut(), null),
-            (net.accept)(pair.recv, ptr::null_mut(), null),
+            (net.connect)(0, handle, null_mut(), null),
+            (net.accept)(pair.recv, null_mut(), null),
             (net.reg_mr)(pair.send, null, 8, PTR_HOST, &mut mr),
-            (net.reg_mr)(pair.send, data, 8, PTR_HOST, ptr::null_mut()),
+            (net.reg_mr)(pair.send, data, 8, PTR_HOST, null_mut()),
             (net.isend)(pair.send, data, 8, 0, null, &mut request),
-            (net.isend)(pair.send, data, 8, 0, pair.from_mr, ptr::null_mut()),
-            (net.irecv)(
-                pair.recv,
-                1,
-                ptr::null_mut(),
-                &mut size,
-                &mut tag,
-                &mut to_mr,
-                &mut request,
-            ),
-            (net.irecv)(
-                pair.recv,
-                1,
-                &mut data,
-                ptr::null_mut(),
-                &mut tag,
-                &mut to_mr,
-                &mut request,
-            ),
-            (net.irecv)(
-                pair.recv,
-                1,
-                &mut data,
-                &mut size,
-                ptr::null_mut(),
-                &mut to_mr,
-                &mut request,
-            ),
-            (net.irecv)(
-                pair.recv,
-                1,
-                &mut data,
-                &mut size,
-                &mut tag,
-                ptr::null_mut(),
-                &mut request,
-            ),
-            (net.irecv)(pair.recv, 1, &mut data, &mut size, &mut tag, &mut to_mr, ptr::null_mut()),
-            (net.test)(pair.post(&[(0, 8, 0)]), ptr::null_mut(), ptr::null_mut()),
+            (net.isend)(pair.send, data, 8, 0, pair.from_mr, null_mut()),
+            (net.irecv)(pair.recv, 1, null_mut(), &mut size, &mut tag, &mut to_mr, &mut request),
+            (net.irecv)(pair.recv, 1, &mut data, null_mut(), &mut tag, &mut to_mr, &mut request),
+            (net.irecv)(pair.recv, 1, &mut data, &mut size, null_mut(), &mut to_mr, &mut request),
+            (net.irecv)(pair.recv, 1, &mut data, &mut size, &mut tag, null_mut(), &mut request),
+            (net.irecv)(pair.recv, 1, &mut data, &mut size, &mut tag, &mut to_mr, null_mut()),
+            (net.test)(pair.post(&[(0, 8, 0)]), null_mut(), null_mut()),
         ]
     };
     assert_eq!(codes, [Code::INVALID_ARGUMENT; 17]);
@@ -72,7 +42,7 @@ fn null_pointers_are_refused() {
     let send = pair.send(0, 8, 0);
     until("a send", || {
         // SAFETY: `done` has room for a flag.
-        assert_eq!(unsafe { (net.test)(send, &mut done, ptr::null_mut()) }, Code::SUCCESS);
+        assert_eq!(unsafe { (net.test)(send, &mut done, null_mut()) }, Code::SUCCESS);
         (done == 1).then_some(())
     });
 }
@@ -82,7 +52,7 @@ fn what_is_no_comm_and_no_request_is_refused_by_every_call() {
     let pair = Pair::new(64);
     let mut data: *mut c_void = pair.to.as_ptr().cast_mut().cast();
     let (mut size, mut tag, mut mr, mut flushed) = (8usize, 0, pair.to_mr, 8);
-    let (mut comm, mut request, mut done) = (ptr::null_mut(), ptr::null_mut(), 0);
+    let (mut comm, mut request, mut done) = (null_mut(), null_mut(), 0);
     let closed = {
         let pair = Pair::new(64);
         pair.send
@@ -95,11 +65,11 @@ fn what_is_no_comm_and_no_request_is_refused_by_every_call() {
                 (net.isend)(wrong, data, 8, 0, mr, &mut request),
                 (net.irecv)(wrong, 1, &mut data, &mut size, &mut tag, &mut mr, &mut request),
                 (net.iflush)(wrong, 1, &mut data, &mut flushed, &mut mr, &mut request),
-                (net.test)(wrong, &mut done, ptr::null_mut()),
+                (net.test)(wrong, &mut done, null_mut()),
                 (net.reg_mr)(wrong, data, 8, PTR_HOST, &mut mr),
                 (net.dereg_mr)(wrong, pair.to_mr),
                 (net.dereg_mr)(pair.recv, wrong),
-                (net.accept)(wrong, &mut comm, ptr::null_mut()),
+                (net.accept)(wrong, &mut comm, null_mut()),
                 (net.close_send)(wrong),
                 (net.close_recv)(wrong),
                 (net.close_listen)(wrong),
@@ -108,7 +78,7 @@ fn what_is_no_comm_and_no_request_is_refused_by_every_call() {
         assert_eq!(codes, [Code::INTERNAL_ERROR; 11], "{wrong:p}");
     }
     // SAFETY: A null request names nothing, so the plugin accesses no memory through it.
-    let code = unsafe { (net.test)(ptr::null_mut(), &mut done, ptr::null_mut()) };
+    let code = unsafe { (net.test)(null_mut(), &mut done, null_mut()) };
     assert_eq!(code, Code::INTERNAL_ERROR);
 }
 
@@ -121,7 +91,7 @@ fn closing_nothing_succeeds_and_closing_twice_does_not() {
     // SAFETY: Nobody uses the comms any more.
     unsafe {
         for close in [net.close_send, net.close_recv, net.close_listen] {
-            assert_eq!(close(ptr::null_mut()), Code::SUCCESS);
+            assert_eq!(close(null_mut()), Code::SUCCESS);
         }
         let comms = [(net.close_send, send), (net.close_recv, recv), (net.close_listen, comm)];
         for (close, comm) in comms {
@@ -135,7 +105,7 @@ fn the_wrong_end_is_refused() {
     let pair = Pair::new(64);
     let mut data: *mut c_void = pair.to.as_ptr().cast_mut().cast();
     let (mut size, mut tag, mut mr, mut flushed) = (8usize, 0, pair.to_mr, 8);
-    let mut request = ptr::null_mut();
+    let mut request = null_mut();
     // SAFETY: All arguments except the comm are valid.
     let codes = unsafe {
         [
@@ -169,11 +139,11 @@ fn numbers_and_sizes_out_of_range_are_refused() {
     assert_eq!(pair.irecv(&[(0, too_long, 0)]).0, Code::INVALID_USAGE);
     pair.post(&[(0, 8, 0)]);
     assert_eq!(pair.isend(0, too_long, 0).0, Code::INVALID_USAGE);
-    let (data, mut request) = (pair.from.as_ptr().cast_mut().cast(), ptr::null_mut());
+    let (data, mut request) = (pair.from.as_ptr().cast_mut().cast(), null_mut());
     // SAFETY: All arguments except the size are valid.
     let code = unsafe { (v6.isend)(pair.send, data, -1, 0, pair.from_mr, &mut request) };
     assert_eq!(code, Code::INVALID_USAGE);
-    let (mut handle, mut comm) = ([0u8; HANDLE_BYTES], ptr::null_mut());
+    let (mut handle, mut comm) = ([0u8; HANDLE_BYTES], null_mut());
     for device in [-1, 1, 1000] {
         // SAFETY: All arguments except the device are valid.
         let code = unsafe { (net.listen)(device, handle.as_mut_ptr().cast(), &mut comm) };
@@ -186,7 +156,7 @@ fn numbers_and_sizes_out_of_range_are_refused() {
 fn the_end_of_a_context_that_init_did_not_make_ends_nothing() {
     init();
     // SAFETY: a null context is allowed.
-    assert_eq!(unsafe { (v11.tail.finalize)(ptr::null_mut()) }, Code::SUCCESS);
+    assert_eq!(unsafe { (v11.tail.finalize)(null_mut()) }, Code::SUCCESS);
     let mut count = 0;
     // SAFETY: `count` has room for a number.
     assert_eq!(unsafe { (net.devices)(&mut count) }, Code::SUCCESS);

@@ -5,53 +5,6 @@ use std::thread;
 use super::rig::*;
 
 #[test]
-fn a_message_arrives_with_its_size() {
-    let pair = Pair::new(1 << 20);
-    for (size, room) in [(0, 0), (0, 8), (8, 8), (1, 4096), (1 << 20, 1 << 20)] {
-        let recv = pair.post(&[(0, room, 5)]);
-        let send = pair.send(0, size, 5);
-        let sizes = wait(&[send, recv]);
-        assert_eq!((sizes[0][0], sizes[1][0]), (size as c_int, size as c_int));
-        assert_eq!(pair.to[..size], pair.from[..size]);
-    }
-}
-
-#[test]
-fn a_group_has_the_size_of_each_of_its_messages() {
-    let pair = Pair::new(8 << 10);
-    let room = |i: usize| (i << 10, 1 << 10, i as c_int);
-    let recv = pair.post(&(0..8).map(room).collect::<Vec<_>>());
-    // The sends come in another order than the receives.
-    let sends: Vec<_> =
-        [3, 1, 7, 0, 2, 6, 5, 4].map(|i| pair.send(i << 10, 100 * i, i as c_int)).to_vec();
-    wait(&sends);
-    let sizes = wait(&[recv])[0];
-    assert_eq!(sizes, std::array::from_fn(|i| 100 * i as c_int));
-    for i in 0..8 {
-        let bytes = i << 10..(i << 10) + 100 * i;
-        assert_eq!(pair.to[bytes.clone()], pair.from[bytes], "buffer {i}");
-    }
-}
-
-#[test]
-fn thirty_two_receives_of_eight_buffers_go_before_the_first_test() {
-    const SIZE: usize = 64;
-    let pair = Pair::new(32 * 8 * SIZE);
-    let mut requests = Vec::new();
-    for row in 0..32 {
-        let buf = |i: usize| ((8 * row + i) * SIZE, SIZE, i as c_int);
-        requests.push(pair.post(&(0..8).map(buf).collect::<Vec<_>>()));
-    }
-    for i in 0..32 * 8 {
-        requests.push(pair.send(i * SIZE, SIZE, (i % 8) as c_int));
-    }
-    // The test waits for the last requests first.
-    requests.reverse();
-    wait(&requests);
-    assert_eq!(pair.to, pair.from);
-}
-
-#[test]
 fn no_free_request_is_a_null_request() {
     let pair = Pair::new(64);
     let posted: Vec<_> = (0..256).map(|_| pair.post(&[(0, 8, 0)])).collect();

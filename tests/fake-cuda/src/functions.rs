@@ -11,8 +11,8 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use crate::nic::DmaBuf;
 use crate::stream::Operation;
 use crate::{
-    CURRENT, Code, Driver, INVALID_CONTEXT, INVALID_DEVICE, INVALID_VALUE, NOT_INITIALIZED,
-    NOT_READY, OUT_OF_MEMORY, SETTINGS, driver,
+    CAPTURE_MODE, CURRENT, Code, Driver, INVALID_CONTEXT, INVALID_DEVICE, INVALID_VALUE,
+    NOT_INITIALIZED, NOT_READY, OUT_OF_MEMORY, RELAXED, SETTINGS, driver,
 };
 
 macro_rules! functions {
@@ -245,6 +245,14 @@ functions! {
     fn cuFlushGPUDirectRDMAWrites(driver, target: c_uint, scope: c_uint) {
         driver.context()?;
         if target == 0 && [100, 200].contains(&scope) { Ok(()) } else { Err(INVALID_VALUE) }
+    }
+
+    fn cuThreadExchangeStreamCaptureMode(_driver, mode: *mut c_uint) {
+        // SAFETY: the driver's caller gives a pointer to an integer, or null.
+        let new = unsafe { mode.as_ref() }.copied().filter(|mode| *mode <= RELAXED);
+        let new = new.ok_or(INVALID_VALUE)?;
+        SETTINGS.note(&format!("capture mode {new}"));
+        put(mode, CAPTURE_MODE.replace(new))
     }
 }
 

@@ -19,7 +19,8 @@
 //! | `FAKE_CUDA_FAIL` | `FUNCTION=CODE,…`: functions that fail, and their error codes |
 //! | `FAKE_CUDA_MANAGED` | 1: every allocation is managed memory |
 //! | `FAKE_CUDA_QUERIES` | queries of an event for each operation before it; default 1 |
-//! | `FAKE_CUDA_CALLS` | file for a line for each call, and `pinned BYTES` at each change |
+//! | `FAKE_CUDA_CAPTURES` | 1: the program captures a stream, so calls that may wait need a relaxed thread |
+//! | `FAKE_CUDA_CALLS` | file for a line for each call, and `pinned BYTES` and `capture mode N` at each change |
 
 mod functions;
 mod memory;
@@ -27,8 +28,9 @@ pub mod nic;
 mod settings;
 mod stream;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
+use std::ffi::c_uint;
 use std::sync::{LazyLock, Mutex, MutexGuard};
 
 use memory::Memory;
@@ -46,6 +48,21 @@ const INVALID_DEVICE: Code = 101;
 const INVALID_CONTEXT: Code = 201;
 const INVALID_HANDLE: Code = 400;
 const NOT_READY: Code = 600;
+const CAPTURE_UNSUPPORTED: Code = 900;
+
+/// The capture mode in which a thread may make any call: `CU_STREAM_CAPTURE_MODE_RELAXED`.
+const RELAXED: c_uint = 2;
+/// The functions that may wait for a GPU, which no other thread may call during a capture.
+const MAY_WAIT: [&str; 8] = [
+    "cuMemAlloc_v2",
+    "cuMemFree_v2",
+    "cuMemHostAlloc",
+    "cuMemFreeHost",
+    "cuMemcpyHtoD_v2",
+    "cuMemcpyDtoH_v2",
+    "cuStreamSynchronize",
+    "cuEventQuery",
+];
 
 #[derive(Default)]
 struct Driver {
@@ -67,11 +84,16 @@ static DRIVER: LazyLock<Mutex<Driver>> = LazyLock::new(|| {
 thread_local! {
     /// The GPUs whose contexts are current on this thread. The last one is in force.
     static CURRENT: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+    /// The capture mode of this thread; 0 is the global one.
+    static CAPTURE_MODE: Cell<c_uint> = const { Cell::new(0) };
 }
 
-/// Begins every function: notes the call, checks `cuInit` and locks the driver.
+/// Begins every function: notes the call, checks `cuInit` and the capture mode, and locks the driver.
 fn driver(function: &str) -> Result<MutexGuard<'static, Driver>, Code> {
     SETTINGS.called(function)?;
+    if SETTINGS.captures && MAY_WAIT.contains(&function) && CAPTURE_MODE.get() != RELAXED {
+        return Err(CAPTURE_UNSUPPORTED);
+    }
     let driver = DRIVER.lock().unwrap();
     if driver.initialized || function == "cuInit" { Ok(driver) } else { Err(NOT_INITIALIZED) }
 }

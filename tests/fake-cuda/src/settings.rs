@@ -13,6 +13,7 @@ pub(crate) struct Settings {
     fail: HashMap<String, Code>,
     pub(crate) is_managed: bool,
     pub(crate) queries: u32,
+    pub(crate) captures: bool,
     calls: Option<String>,
 }
 
@@ -23,6 +24,7 @@ const ATTRIBUTES: [(i32, i32); 6] = [(75, 8), (76, 0), (116, 1), (117, 0), (118,
 impl Settings {
     pub(crate) fn from_env() -> Self {
         let list = |name: &str| env::var(name).unwrap_or_default();
+        let is_on = |name: &str| env::var(name).is_ok_and(|set| set == "1");
         let gpus = env::var("FAKE_CUDA_GPUS").unwrap_or("0000:3D:00.0".to_owned());
         let mut attributes: HashMap<_, _> =
             ATTRIBUTES.map(|(number, value)| (number, Some(value))).into();
@@ -36,8 +38,9 @@ impl Settings {
             fail: pairs(&list("FAKE_CUDA_FAIL"))
                 .map(|(name, code)| (name.to_owned(), code.parse().expect("a code")))
                 .collect(),
-            is_managed: env::var("FAKE_CUDA_MANAGED").is_ok_and(|set| set == "1"),
+            is_managed: is_on("FAKE_CUDA_MANAGED"),
             queries: env::var("FAKE_CUDA_QUERIES").map_or(1, |n| n.parse().expect("a number")),
+            captures: is_on("FAKE_CUDA_CAPTURES"),
             calls: env::var("FAKE_CUDA_CALLS").ok(),
         }
     }

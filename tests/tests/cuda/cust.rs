@@ -38,8 +38,8 @@ fn what_the_driver_lacks_is_not_initialized_to_cust() {
 }
 
 #[test]
-fn memory_is_copied_staged_and_exported_through_cust() {
-    FakeCuda::new().run(|| {
+fn memory_is_copied_staged_and_exported_through_cust_while_the_program_captures_a_stream() {
+    FakeCuda::new().set("FAKE_CUDA_CAPTURES", "1").run(|| {
         let driver = Driver::open_cust().unwrap();
         assert_eq!(driver.version(), Ok(12_080));
         let gpu = Gpu::open(driver, 0).unwrap();

@@ -2,50 +2,8 @@
 
 use invar::Device;
 use invar::raw::{self, GpuRange};
-use invar_core::mr_cache::{Lookup, MrCache, MrSlot};
-use invar_core::nic::Access;
 use invar_cuda::{BufferDomains, Driver, Gpu, GpuMemory};
 use invar_testkit::fake_cuda::{FakeCuda, calls};
-
-type Cache = MrCache<&'static str, Vec<MrSlot<&'static str>>>;
-
-/// Looks up memory as an application does before it registers the memory.
-fn lookup(cache: &mut Cache, domains: &mut BufferDomains, memory: &GpuMemory) -> Lookup {
-    let domain = domains.acquire(memory.pointer().unwrap().buffer_id);
-    let len = memory.len() as u64;
-    cache.lookup(domain, Access::LOCAL_WRITE, memory.addr(), len).unwrap()
-}
-
-#[test]
-fn memory_at_an_address_that_was_freed_is_registered_anew() {
-    FakeCuda::new().run(|| {
-        let gpu = Gpu::open(Driver::open().unwrap(), 0).unwrap();
-        let mut cache = Cache::new((0..4).map(|_| MrSlot::default()).collect(), 4096).unwrap();
-        let mut domains = BufferDomains::default();
-
-        let first = GpuMemory::alloc(&gpu, 1 << 20).unwrap();
-        let (addr, buffer_id) = (first.addr(), first.pointer().unwrap().buffer_id);
-        let Lookup::Miss(pages) = lookup(&mut cache, &mut domains, &first) else { panic!("new") };
-        let stale = cache.insert(pages, "first").unwrap().handle;
-        let Lookup::Hit(again) = lookup(&mut cache, &mut domains, &first) else { panic!("old") };
-        assert_eq!(cache.get(again), Some(&"first"));
-        drop(first);
-
-        let second = GpuMemory::alloc(&gpu, 1 << 20).unwrap();
-        assert_eq!(second.addr(), addr, "the test needs the same address again");
-        let Lookup::Miss(pages) = lookup(&mut cache, &mut domains, &second) else {
-            panic!("the registration of memory that is gone");
-        };
-        let fresh = cache.insert(pages, "second").unwrap().handle;
-        assert_eq!((cache.get(stale), cache.get(fresh)), (Some(&"first"), Some(&"second")));
-
-        for handle in [stale, again] {
-            domains.release(buffer_id);
-            let _ = cache.release(handle).unwrap();
-        }
-        assert_eq!((cache.len(), cache.get(fresh)), (1, Some(&"second")));
-    });
-}
 
 #[test]
 fn a_numbers_turn_comes_again_only_after_its_registrations() {

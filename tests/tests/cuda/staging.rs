@@ -1,7 +1,7 @@
 //! Tests pinned memory and the copies into and out of it.
 
 use invar_cuda::{Direction, Driver, Gpu, GpuMemory, MemoryError, StagingBuffer};
-use invar_testkit::fake_cuda::{FakeCuda, calls};
+use invar_testkit::fake_cuda::{FakeCuda, calls, capture_mode};
 
 fn buffer() -> (GpuMemory, StagingBuffer) {
     let gpu = Gpu::open(Driver::open().unwrap(), 0).unwrap();
@@ -83,6 +83,32 @@ fn memory_under_a_copy_that_has_no_event_stays_until_the_copy_is_done() {
         assert_eq!(calls("cuStreamSynchronize"), 1);
         drop(memory);
         assert_eq!((calls("cuMemFree_v2"), buffer.is_done(0)), (1, Ok(true)));
+    });
+}
+
+#[test]
+fn copies_go_on_while_the_program_captures_a_stream_and_the_thread_keeps_its_capture_mode() {
+    FakeCuda::new().set("FAKE_CUDA_CAPTURES", "1").run(|| {
+        let (memory, mut buffer) = buffer();
+        memory.write_at(0, b"invar").unwrap();
+        buffer.start(0, Direction::ToHost, &memory, 0, 5).unwrap();
+        while !buffer.is_done(0).unwrap() {}
+        drop((memory, buffer));
+        assert_eq!((calls("cuMemFree_v2"), calls("cuMemFreeHost")), (1, 1));
+        assert_eq!(capture_mode(), 0);
+        let exchanges = calls("cuThreadExchangeStreamCaptureMode");
+        // A query needs no current context.
+        assert_eq!(exchanges, 2 * (calls("cuCtxPushCurrent_v2") + calls("cuEventQuery")));
+    });
+}
+
+#[test]
+fn copies_go_on_with_a_driver_that_has_no_capture_modes() {
+    FakeCuda::new().without("cuThreadExchangeStreamCaptureMode").run(|| {
+        let (memory, mut buffer) = buffer();
+        buffer.start(0, Direction::ToGpu, &memory, 0, 256).unwrap();
+        while !buffer.is_done(0).unwrap() {}
+        assert_eq!(calls("cuCtxPushCurrent_v2"), calls("cuCtxPopCurrent_v2"));
     });
 }
 
