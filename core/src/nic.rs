@@ -192,6 +192,10 @@ pub trait Nic {
         memory: &Self::Memory,
         access: Access,
     ) -> Result<Self::Mr, NicError>;
+    /// The most completions for which a completion queue can be created (`ibv_device_attr.max_cqe`).
+    fn cq_depth_max(&self) -> usize {
+        usize::MAX
+    }
     /// Creates a completion queue for `depth` completions (`ibv_create_cq`).
     fn create_cq(&self, depth: usize) -> Result<Self::Cq, NicError>;
     /// Creates a reliable connection's queue pair in state RESET (`ibv_create_qp`). Both its queues

@@ -260,11 +260,12 @@ params! {
     NCCL_COLLNET_ENABLE => collnet_enable: bool = "0", FLAG, readers: Plugin;
 
     /// Protocol between NICs, the same at both ends: Invar's own, or that of NCCL 2.14, which has no
-    /// authentication.
+    /// authentication. To a peer that is NCCL itself, set NCCL_IB_GID_INDEX at both ends: NCCL 2.14 takes GID 0
+    /// unless it is set, and Invar picks one.
     INVAR_WIRE => wire: Wire = "invar", Wire::ALLOWED;
     /// A connection has at most this many requests pending, of eight buffers each. The smaller value
     /// of both ends holds, and 64 on the wire of NCCL 2.14.
-    INVAR_FIFO_DEPTH => fifo_depth: u16 = "256", Allowed::PowerOfTwo { min: 1, max: 256 },
+    INVAR_FIFO_DEPTH => fifo_depth: u16 = "256", Allowed::PowerOfTwo { min: 8, max: 256 },
         unit: "requests";
     /// 1 lets packets between software NICs be longer than RoCE's path MTUs, up to what the network
     /// carries.
@@ -307,10 +308,12 @@ params! {
     /// `file:PATH` in a file for node_exporter. Empty shows none. Needs INVAR_RECORDER=1.
     INVAR_METRICS => metrics: Option<MetricsPlace<'a>> = "", Allowed::Metrics;
     /// Each rank writes to this file what each message over the network waited for, as a trace for Chrome
-    /// and Perfetto. `%r` stands for the rank, which otherwise follows the name. Links are slower with
-    /// it, and messages in shared memory are not traced.
+    /// and Perfetto. `%c` stands for the communicator's number, as `invar top` shows it, and `%r` for the
+    /// rank. A number that the path does not ask for follows the name. Links are slower with it, and
+    /// messages in shared memory are not traced.
     INVAR_PROXY_TRACE => proxy_trace: Option<&'a str> = "", Allowed::Path;
-    /// A collective fails if a rank does not do its part for this time.
+    /// A collective fails if a rank does not do its part for this time. Unless this is set, collNet in the
+    /// plugin waits for a day, since NCCL's ranks may come late.
     INVAR_COLL_TIMEOUT_MS => coll_timeout_ms: u32 = "600000", int(1, 86_400_000), unit: "ms",
         differs: "Not in 2.14.3, which waits for ever.";
     /// Secret word that lets ranks on other hosts in. Without it rank 0 of `invar coll` makes one up and prints

@@ -10,7 +10,8 @@ use std::time::Duration;
 use invar_core::conn::{self, Handle};
 use invar_linux::clock::now_ns;
 use invar_linux::interest::Interest;
-use invar_linux::interface::Interface;
+use invar_linux::interface::{Interface, has_scope};
+use invar_linux::socket::SocketDevice;
 
 use crate::error::Kind;
 use crate::raw::{AnyRecv, AnySend, Attempt, Keeper, Listen};
@@ -200,7 +201,9 @@ impl SendComm {
 impl Connecting {
     fn start(device: &Device, handle: &Handle, settings: &Settings) -> Result<Self, Error> {
         settings.check(device.info())?;
-        let attempt = device.adapter().connect(handle, conn_settings(device, settings))?;
+        let reached = |listener| reached(device, settings, listener);
+        let attempt =
+            device.adapter().connect(handle, &reached, conn_settings(device, settings))?;
         let (device, settings) = (device.clone(), settings.of_end());
         let (keeper, wait) = (Keeper::of_namespace()?, SetupWait::default());
         Ok(Connecting { attempt, device, settings, keeper, wait })
@@ -277,12 +280,54 @@ fn conn_settings(device: &Device, settings: &Settings) -> conn::CommSettings {
 
 /// The address at which a listener of the device listens on TCP.
 pub(crate) fn oob_addr(device: &Device, settings: &Settings) -> Result<SocketAddr, Error> {
-    if settings.listens_on(device.info()) {
-        return device.socket_addr();
+    match settings.listens_on(device.info()) {
+        true => device.socket_addr(),
+        false => Ok(first_interface(settings)?.address),
     }
+}
+
+/// The address of a peer's listener as the device reaches it. A link-local address is on the link of the interface
+/// on which a listener of the device listens.
+fn reached(
+    device: &Device,
+    settings: &Settings,
+    listener: SocketAddr,
+) -> Result<SocketAddr, Error> {
+    match settings.listens_on(device.info()) || !has_scope(listener) {
+        true => device.on_its_link(listener),
+        false => Ok(first_interface(settings)?.interface.on_its_link(listener)),
+    }
+}
+
+/// The first interface that NCCL's rules allow on this host, with its address.
+pub(crate) fn first_interface(settings: &Settings) -> Result<SocketDevice, Error> {
     let interfaces =
         Interface::list().map_err(|error| Error::io("listing the network interfaces", error))?;
-    let found = settings.allowed_interfaces(&interfaces)?;
-    let first = found.first().map(|found| found.addr);
-    first.map_or_else(|| device.socket_addr(), Ok)
+    let allowed = settings.allowed_interfaces(&interfaces)?;
+    let first = allowed.first().expect("one or more");
+    Ok(SocketDevice { interface: first.interface.clone(), address: first.addr })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_local_listener_is_called_over_the_interface_on_which_listeners_listen() {
+        let mut interfaces = Interface::list().unwrap().into_iter();
+        let lo = interfaces.find(|interface| interface.loopback).unwrap();
+        let settings = |ifname: &str| {
+            let set = [("INVAR_TRANSPORT", "soft"), ("NCCL_SOCKET_IFNAME", ifname)];
+            let value = |name: &str| set.iter().find(|(other, _)| *other == name);
+            Settings::from_lookup(|name| value(name).map(|(_, value)| (*value).to_owned())).unwrap()
+        };
+        let device = Device::open_at_for([127, 0, 0, 1].into(), &settings("")).unwrap();
+        for settings in [settings(""), settings(&lo.name)] {
+            let reached = |listener: &str| {
+                reached(&device, &settings, listener.parse().unwrap()).unwrap().to_string()
+            };
+            assert_eq!(reached("[fe80::9%4711]:5000"), format!("[fe80::9%{}]:5000", lo.index));
+            assert_eq!(reached("[fd00::9]:5000"), "[fd00::9]:5000");
+        }
+    }
 }

@@ -9,7 +9,7 @@ mod registration;
 
 use std::fmt;
 use std::fs::File;
-use std::net::{IpAddr, SocketAddr, SocketAddrV6};
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::sync::{Arc, Weak};
 
@@ -293,7 +293,12 @@ impl Device {
 
     /// The address of the device, with its scope and port 0.
     pub(crate) fn socket_addr(&self) -> Result<SocketAddr, Error> {
-        scoped(self.info(), SocketAddr::new(self.info().address, 0))
+        self.on_its_link(SocketAddr::new(self.info().address, 0))
+    }
+
+    /// The address of a peer as the device's interface reaches it; see [`Interface::on_its_link`].
+    pub(crate) fn on_its_link(&self, peer: SocketAddr) -> Result<SocketAddr, Error> {
+        scoped(self.info(), peer)
     }
 }
 
@@ -318,32 +323,7 @@ fn describe_socket(found: Found<'_>, sysfs: &Path) -> DeviceInfo {
     let Found { interface, addr } = found;
     let device = SocketDevice { interface: interface.clone(), address: addr };
     let pci_path = device.pci_path(sysfs).map(|path| path.to_string_lossy().into_owned());
-    DeviceInfo {
-        name: interface.name.clone(),
-        kind: DeviceKind::Socket,
-        netdev: interface.name.clone(),
-        address: addr.ip(),
-        addresses: interface.addresses.iter().map(|a| a.ip).collect(),
-        gid: Gid::from(addr.ip()),
-        gid_index: 0,
-        gid_why: String::new(),
-        link_layer: LinkLayer::Ethernet,
-        mtu: interface.path_mtu().unwrap_or_default(),
-        long_mtu_bytes: 0,
-        speed_mbps: interface.speed_mbps(sysfs),
-        up: interface.up,
-        udp_port: None,
-        pci_path,
-        guid: None,
-        card_port: 1,
-        qps_max: None,
-        rail_id: None,
-        plane_id: None,
-        recvs_max: invar_core::fifo::RECVS_MAX,
-        relaxed_ordering: false,
-        rails: Vec::new(),
-        standby: false,
-    }
+    DeviceInfo { pci_path, ..describe_on(interface, addr.ip(), sysfs) }
 }
 
 fn describe(device: &HostDevice, sysfs: &Path) -> Option<DeviceInfo> {
@@ -352,6 +332,17 @@ fn describe(device: &HostDevice, sysfs: &Path) -> Option<DeviceInfo> {
     Some(DeviceInfo {
         name: config.name.clone(),
         kind: DeviceKind::Soft,
+        mtu: interface.path_mtu()?,
+        long_mtu_bytes: interface.long_mtu_bytes(address) as usize,
+        ..describe_on(interface, address, sysfs)
+    })
+}
+
+/// Describes an interface as a device for TCP that is no PCI device.
+fn describe_on(interface: &Interface, address: IpAddr, sysfs: &Path) -> DeviceInfo {
+    DeviceInfo {
+        name: interface.name.clone(),
+        kind: DeviceKind::Socket,
         netdev: interface.name.clone(),
         address,
         addresses: interface.addresses.iter().map(|a| a.ip).collect(),
@@ -359,8 +350,8 @@ fn describe(device: &HostDevice, sysfs: &Path) -> Option<DeviceInfo> {
         gid_index: 0,
         gid_why: String::new(),
         link_layer: LinkLayer::Ethernet,
-        mtu: interface.path_mtu()?,
-        long_mtu_bytes: interface.long_mtu_bytes(address) as usize,
+        mtu: interface.path_mtu().unwrap_or_default(),
+        long_mtu_bytes: 0,
         speed_mbps: interface.speed_mbps(sysfs),
         up: interface.up,
         udp_port: None,
@@ -374,16 +365,16 @@ fn describe(device: &HostDevice, sysfs: &Path) -> Option<DeviceInfo> {
         relaxed_ordering: false,
         rails: Vec::new(),
         standby: false,
-    })
+    }
 }
 
-/// Adds the interface's index to a link-local IPv6 address, because such an address is valid on one link only.
+/// Gives a link-local IPv6 address the index of the interface, because such an address is valid on one link only.
 fn scoped(info: &DeviceInfo, addr: SocketAddr) -> Result<SocketAddr, Error> {
     match addr.ip() {
         IpAddr::V6(v6) if v6.is_unicast_link_local() => {
             let interfaces = Interface::list().map_err(listing)?;
-            let index = interfaces.iter().find(|i| i.name == info.netdev).map_or(0, |i| i.index);
-            Ok(SocketAddrV6::new(v6, addr.port(), 0, index).into())
+            let own = interfaces.iter().find(|interface| interface.name == info.netdev);
+            Ok(own.map_or(addr, |own| own.on_its_link(addr)))
         }
         _ => Ok(addr),
     }

@@ -104,6 +104,17 @@ impl Interface {
         addresses.find(|addr| addr.is_of(family)).map(InterfaceAddress::socket_addr)
     }
 
+    /// Returns the address of a peer as this interface reaches it. A link-local address is on this interface's
+    /// link, whatever number that link has on the peer's host.
+    pub fn on_its_link(&self, peer: SocketAddr) -> SocketAddr {
+        match peer {
+            SocketAddr::V6(v6) if v6.ip().is_unicast_link_local() => {
+                SocketAddrV6::new(*v6.ip(), v6.port(), v6.flowinfo(), self.index).into()
+            }
+            _ => peer,
+        }
+    }
+
     /// Returns the interface's directory in `sysfs`, usually `/sys`.
     pub fn directory(&self, sysfs: &Path) -> PathBuf {
         // An alias (`eth0:1`) has no device of its own.
@@ -277,6 +288,11 @@ unsafe fn socket_addr(addr: *const libc::sockaddr) -> Option<SocketAddr> {
         ptr::copy_nonoverlapping(addr.cast::<u8>(), (&raw mut storage).cast(), len);
         SockAddr::new(storage, len as socklen_t).as_socket()
     }
+}
+
+/// Whether an address names a host only together with the number of its link. IPv4 has no such number.
+pub fn has_scope(addr: SocketAddr) -> bool {
+    matches!(addr, SocketAddr::V6(v6) if v6.ip().is_unicast_link_local())
 }
 
 /// Whether an address names a host only together with a link.

@@ -235,6 +235,10 @@ impl<N: Nic> Nic for Rails<N> {
         self.join_mrs(mrs.collect::<Result<_, _>>()?)
     }
 
+    fn cq_depth_max(&self) -> usize {
+        self.0.nics.iter().map(Nic::cq_depth_max).min().unwrap_or(usize::MAX)
+    }
+
     fn create_cq(&self, depth: usize) -> Result<RailsCq<N>, NicError> {
         let cqs: Result<_, _> = self.0.nics.iter().map(|nic| nic.create_cq(depth)).collect();
         Ok(RailsCq { cqs: cqs?, broken: Arc::default() })

@@ -240,6 +240,13 @@ impl Nic for VerbsNic {
         Mr::register(pd, memory, access)
     }
 
+    /// A device that does not tell its limit has none here: it refuses a queue by itself.
+    fn cq_depth_max(&self) -> usize {
+        let attr = self.0.context.opened().query();
+        let max = attr.map_or(0, |attr| usize::try_from(attr.max_cqe).unwrap_or(0));
+        if max == 0 { usize::MAX } else { max }
+    }
+
     fn create_cq(&self, depth: usize) -> Result<Cq, NicError> {
         Cq::create(&self.0.context, depth, self.0.config.channels)
     }

@@ -24,39 +24,60 @@ pub(crate) fn is_iwarp(sysfs: &Path, device: &str) -> bool {
 /// driver lacks are 0.
 pub(crate) fn counters(sysfs: &Path, device: &str, port_num: u8) -> NicCounters {
     let port = sysfs.join(format!("class/infiniband/{device}/ports/{port_num}"));
-    let read = |name: &&str| -> u64 {
-        let text = fs::read_to_string(port.join(name)).unwrap_or_default();
-        text.trim_end().parse().unwrap_or(0)
+    let read = |name: &&str| -> Option<u64> {
+        fs::read_to_string(port.join(name)).ok()?.trim_end().parse().ok()
     };
-    let sum = |names: &[&str]| names.iter().map(read).fold(0, u64::saturating_add);
-    // The IBTA's data counters count words of four bytes (IBTA §16.1.3.5). The others are those of mlx5, and of
-    // rdma_rxe.
+    let sum = |names: &[&str]| names.iter().filter_map(read).fold(0, u64::saturating_add);
+    // A driver may count one thing by several names.
+    let first = |names: &[&str]| names.iter().find_map(read).unwrap_or(0);
+    // The IBTA's data counters count words of four bytes (IBTA §16.1.3.5). The others are those of mlx5, of
+    // rdma_rxe, and of bnxt_re, whose older versions have none of the IBTA's.
+    let bytes = |words: &str, bytes: &str| match read(&words) {
+        Some(words) => words.saturating_mul(4),
+        None => first(&[bytes]),
+    };
     NicCounters {
-        sent_bytes: sum(&["counters/port_xmit_data"]).saturating_mul(4),
-        received_bytes: sum(&["counters/port_rcv_data"]).saturating_mul(4),
-        sent_packets: sum(&["counters/port_xmit_packets", "hw_counters/sent_pkts"]),
-        received_packets: sum(&["counters/port_rcv_packets", "hw_counters/rcvd_pkts"]),
+        sent_bytes: bytes("counters/port_xmit_data", "hw_counters/tx_bytes"),
+        received_bytes: bytes("counters/port_rcv_data", "hw_counters/rx_bytes"),
+        sent_packets: first(&[
+            "counters/port_xmit_packets",
+            "hw_counters/sent_pkts",
+            "hw_counters/tx_pkts",
+        ]),
+        received_packets: first(&[
+            "counters/port_rcv_packets",
+            "hw_counters/rcvd_pkts",
+            "hw_counters/rx_pkts",
+        ]),
         retransmitted_packets: sum(&[
             "hw_counters/packet_seq_err",
             "hw_counters/implied_nak_seq_err",
             "hw_counters/rcvd_seq_err",
+            "hw_counters/seq_err_naks_rcvd",
+            "hw_counters/missing_resp",
         ]),
         out_of_order_packets: sum(&[
             "hw_counters/out_of_sequence",
             "hw_counters/out_of_seq_request",
+            "hw_counters/oos_drop_count",
         ]),
         rnr: sum(&[
             "hw_counters/out_of_buffer",
             "hw_counters/rnr_nak_retry_err",
             "hw_counters/send_rnr_err",
             "hw_counters/rcvd_rnr_err",
+            "hw_counters/rx_out_of_buffer",
+            "hw_counters/rnr_naks_rcvd",
         ]),
         ack_timeouts: sum(&[
             "hw_counters/local_ack_timeout_err",
             "hw_counters/completer_retry_err",
+            "hw_counters/to_retransmits",
         ]),
-        corrupt_packets: sum(&["counters/port_rcv_errors", "hw_counters/rx_icrc_encapsulated"]),
-        dropped_packets: sum(&["counters/port_xmit_discards"]),
+        corrupt_packets: first(&["hw_counters/rx_roce_errors", "counters/port_rcv_errors"])
+            .saturating_add(sum(&["hw_counters/rx_icrc_encapsulated"])),
+        dropped_packets: first(&["hw_counters/tx_roce_discards", "counters/port_xmit_discards"])
+            .saturating_add(sum(&["hw_counters/rx_roce_discards"])),
     }
 }
 
@@ -74,20 +95,27 @@ pub(crate) fn gid_type(device: &str, port_num: u8, index: u8) -> Option<u8> {
 mod tests {
     use super::*;
 
-    #[test]
-    fn the_counters_of_a_port_are_those_of_its_files_and_0_without_files() {
+    /// A tree with these files of the port of a device.
+    fn tree(device: &str, port_num: u8, files: &[(&str, &str)]) -> tempfile::TempDir {
         let sysfs = tempfile::tempdir().unwrap();
-        let port = sysfs.path().join("class/infiniband/mlx5_0/ports/2");
-        for (file, text) in [
-            ("counters/port_xmit_data", "1000\n"),
-            ("counters/port_rcv_errors", "3\n"),
-            ("hw_counters/local_ack_timeout_err", "5\n"),
-            ("hw_counters/out_of_sequence", "N/A\n"),
-        ] {
+        let port = sysfs.path().join(format!("class/infiniband/{device}/ports/{port_num}"));
+        for (file, text) in files {
             let path = port.join(file);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
         }
+        sysfs
+    }
+
+    #[test]
+    fn the_counters_of_a_port_are_those_of_its_files_and_0_without_files() {
+        let files = [
+            ("counters/port_xmit_data", "1000\n"),
+            ("counters/port_rcv_errors", "3\n"),
+            ("hw_counters/local_ack_timeout_err", "5\n"),
+            ("hw_counters/out_of_sequence", "N/A\n"),
+        ];
+        let sysfs = tree("mlx5_0", 2, &files);
         let found = counters(sysfs.path(), "mlx5_0", 2);
         let none = counters(sysfs.path(), "mlx5_0", 1);
         let expected = NicCounters {
@@ -97,5 +125,32 @@ mod tests {
             ..NicCounters::default()
         };
         assert_eq!((found, none), (expected, NicCounters::default()));
+    }
+
+    #[test]
+    fn what_a_driver_counts_twice_counts_once() {
+        let own = [
+            ("hw_counters/tx_bytes", "4004\n"),
+            ("hw_counters/tx_pkts", "7\n"),
+            ("hw_counters/rx_roce_errors", "2\n"),
+            ("hw_counters/to_retransmits", "5\n"),
+        ];
+        let of_all = [
+            ("counters/port_xmit_data", "1001\n"),
+            ("counters/port_xmit_packets", "7\n"),
+            ("counters/port_rcv_errors", "2\n"),
+        ];
+        let expected = NicCounters {
+            sent_bytes: 4004,
+            sent_packets: 7,
+            corrupt_packets: 2,
+            ack_timeouts: 5,
+            ..NicCounters::default()
+        };
+        // Newer versions of bnxt_re have both.
+        for files in [own.to_vec(), [&own[..], &of_all].concat()] {
+            let sysfs = tree("bnxt_re0", 1, &files);
+            assert_eq!(counters(sysfs.path(), "bnxt_re0", 1), expected);
+        }
     }
 }

@@ -12,7 +12,7 @@ use crate::nic::{
     Access, Memory, MemoryKeys, Nic, NicError, PortAttr, QpOptions, SendFlags, SendOpcode, SendWr,
     Sge, Wc,
 };
-use crate::request::RequestRing;
+use crate::request::{ROWS, RequestRing};
 
 /// Received memory to flush.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -83,7 +83,8 @@ impl<N: Nic> Flushes<N> {
             owned = Some((mr, memory));
             let _ = readers.push(create_reader(verbs, verbs.lead())?);
         }
-        let reqs = RequestRing::new(verbs.settings.depth().into(), |_| FlushBuf::default());
+        // NCCL cannot wait for room: a flush of a receive that is over must start, whatever the FIFO's depth is.
+        let reqs = RequestRing::new(ROWS, |_| FlushBuf::default());
         Ok(Flushes { readers, sink, _sink: owned, generation: 0, is_broken: false, reqs })
     }
 
@@ -103,7 +104,6 @@ impl<N: Nic> Flushes<N> {
         if readers.is_empty() {
             return Ok(Flush::NotNeeded);
         }
-        reqs.come_around();
         let Some((request, entry)) = reqs.next_free() else { return Ok(Flush::Busy) };
         let wr_id = wr_id(*generation, request.raw());
         let request = request.of_flush();

@@ -313,7 +313,7 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         }
         if !(1..=self.group_max).contains(&bufs.len()) {
             return self.refuse(match bufs.len() {
-                1..=RECVS_MAX => "a receive of more buffers than the FIFO has rows",
+                1..=RECVS_MAX => TOO_FEW_ROWS,
                 _ => "a receive takes 1 to 8 buffers",
             });
         }
@@ -422,6 +422,9 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         Ok(true)
     }
 }
+
+const TOO_FEW_ROWS: &str =
+    "a receive of more buffers than FIFO rows: set INVAR_FIFO_DEPTH to 8 or more at both ends";
 
 const FLUSH_TOO_EARLY: &str = "iflush in stage PendingReady: nothing was received yet, since the peer's ready word has not come";
 

@@ -15,6 +15,7 @@ use crate::nic::{
     Access, AddressVector, Ece, LinkLayer, Memory, MemoryKeys, Mtu, Nic, NicError, PacketKeys,
     PortAttr, QpCap, QpOptions, QpTransition, RtrAttr, RtsAttr, SourcePorts, Verb,
 };
+use crate::request::ROWS;
 use crate::roce::UDP_PORT;
 use rails::{VerbsRails, lead_rail};
 
@@ -62,12 +63,7 @@ impl<N: Nic> Verbs<N> {
     ) -> Result<Self, NicError> {
         let (rail, port) = lead_rail(&nic, rail.filter(|rail| *rail < nic.rails()))?;
         let pd = nic.connection_pd(&shared_pd)?;
-        let depth = u32::from(settings.depth());
-        // If queue pairs stop, all their work requests complete, also those that ask for no completion.
-        let flushes = if settings.flush { depth as usize } else { 0 };
-        let QpCap { max_send_wr, max_recv_wr, .. } = capacities::<N>(&settings);
-        let completions = (max_send_wr + max_recv_wr) as usize * qps + flushes + 1;
-        let cq = nic.create_cq(completions)?;
+        let cq = nic.create_cq(cq_depth(&nic, &settings, qps)?)?;
         let control = nic.alloc(control_bytes)?;
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
         let control_mr = nic.reg_mr(&pd, &control, access)?;
@@ -156,7 +152,9 @@ impl<N: Nic> Verbs<N> {
     /// Creates a queue pair in INIT for this end's own use, in the domain that connections share.
     pub(crate) fn create_own(&self, rail: usize, access: Access) -> Result<N::Qp, NicError> {
         let Self { nic, shared_pd: pd, cq, settings, .. } = self;
-        create_qp(nic, rail, pd, cq, self.port_of(rail), settings, access)
+        // The ring of flushes has this length whatever the FIFO's depth is.
+        let settings = CommSettings { wire: Wire::Invar, fifo_depth: ROWS as u16, ..*settings };
+        create_qp(nic, rail, pd, cq, self.port_of(rail), &settings, access)
     }
 
     /// Registers memory for this end's own use, in the domain that connections share.
@@ -342,6 +340,36 @@ fn capacities<N: Nic>(settings: &CommSettings) -> QpCap {
         max_inline_data: if settings.use_inline { slot_bytes as u32 } else { 0 },
     }
 }
+
+/// The number of completions for which to make the completion queue of `qps` queue pairs.
+///
+/// All work requests of queue pairs that stop complete, also those that ask for no completion. While queue pairs
+/// work, a row has at most two completions on each. A device with smaller queues gives the largest one that it
+/// allows, if that holds the completions of queue pairs that work. A recovery while nearly all requests are under way
+/// may then overrun the queue, which ends the connection.
+fn cq_depth<N: Nic>(nic: &N, settings: &CommSettings, qps: usize) -> Result<usize, NicError> {
+    let QpCap { max_send_wr, max_recv_wr, .. } = capacities::<N>(settings);
+    let flushes = if settings.flush { ROWS } else { 0 };
+    let depth = |of_each: u32| of_each as usize * qps + flushes + 1;
+    let (stopped, working) = (depth(max_send_wr + max_recv_wr), depth(2 * max_recv_wr));
+    let allowed = nic.cq_depth_max();
+    if working > allowed {
+        let error = NicError::new(Verb::CreateCq, 0, CQ_TOO_SMALL).with("needed", working as u64);
+        return Err(error.with("allowed (max_cqe)", allowed as u64));
+    }
+    if stopped > allowed {
+        warn!(
+            "{}: a completion queue holds {allowed} completions, and {stopped} may come if the queue pairs stop: \
+             a recovery may fail then; NCCL_IB_QPS_PER_CONNECTION or INVAR_FIFO_DEPTH of less avoids this",
+            nic.name()
+        );
+    }
+    Ok(stopped.min(allowed))
+}
+
+/// The fault of a device whose completion queues are too small.
+const CQ_TOO_SMALL: &str = "the device's completion queues hold too few completions for the queue pairs of a \
+     connection: set NCCL_IB_QPS_PER_CONNECTION or INVAR_FIFO_DEPTH to a smaller number";
 
 /// Creates a queue pair in INIT.
 fn create_qp<N: Nic>(

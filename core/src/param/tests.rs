@@ -86,9 +86,9 @@ fn what_is_not_allowed_is_an_error_that_names_the_variable() {
             "-2",
             "NCCL_IB_GID_INDEX=-2: must be a number from 0 to 255, or -1 (automatic)",
         ),
-        ("INVAR_FIFO_DEPTH", "48", "INVAR_FIFO_DEPTH=48: must be a power of two from 1 to 256"),
-        ("INVAR_FIFO_DEPTH", "0", "INVAR_FIFO_DEPTH=0: must be a power of two from 1 to 256"),
-        ("INVAR_FIFO_DEPTH", "512", "INVAR_FIFO_DEPTH=512: must be a power of two from 1 to 256"),
+        ("INVAR_FIFO_DEPTH", "48", "INVAR_FIFO_DEPTH=48: must be a power of two from 8 to 256"),
+        ("INVAR_FIFO_DEPTH", "4", "INVAR_FIFO_DEPTH=4: must be a power of two from 8 to 256"),
+        ("INVAR_FIFO_DEPTH", "512", "INVAR_FIFO_DEPTH=512: must be a power of two from 8 to 256"),
         (
             "INVAR_PORT_RANGE",
             "20100-20000",

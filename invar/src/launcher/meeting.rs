@@ -7,12 +7,13 @@ use std::time::{Duration, Instant};
 
 use invar_core::param::PortRange;
 use invar_core::rendezvous::UniqueId;
-use invar_linux::interface::{Interface, resolve};
+use invar_linux::interface::{Interface, has_scope, resolve};
 use invar_linux::pmi::Client;
 use invar_linux::rendezvous::secret_of;
 
 use super::description::MeetingPoint;
 use super::{Launch, Launcher, Meeting};
+use crate::connect::first_interface;
 use crate::error::Kind;
 use crate::{Error, Hub, Settings};
 
@@ -35,12 +36,13 @@ pub(super) fn meet(launch: &Launch, settings: &Settings) -> Result<Meeting, Erro
                 settings.secret_of_ranks().map(str::to_owned).or_else(|| launch.word.clone());
             let is_public = word.is_none() && !is_secret;
             let word = word.unwrap_or_else(|| format!("{} {job}", launch.launcher));
-            let addr = address(launch, hosts, settings)?;
+            let mut addr = address(launch, hosts, settings)?;
+            addr.set_port(port);
             let hub = match launch.rank {
                 0 => Some(listen(launch, port, &word, settings)?),
                 _ => None,
             };
-            let id = UniqueId::new(SocketAddr::new(addr, port), &secret_of(&word));
+            let id = UniqueId::new(addr, &secret_of(&word));
             Ok(Meeting { id, is_public, _hub: hub })
         }
     }
@@ -53,21 +55,19 @@ fn over_pmi(launch: &Launch, descriptor: i32, settings: &Settings) -> Result<Mee
     let mut client = Client::open(descriptor, within).map_err(failed)?;
     let mut hub = None;
     if launch.rank == 0 {
-        let addr = own_address(settings)?;
-        let made = Hub::listen(
-            SocketAddr::new(addr, 0),
-            settings.tcp_ports(),
-            launch.nranks,
-            None,
-            within,
-        )?;
+        let addr = first_interface(settings)?.address;
+        let made = Hub::listen(addr, settings.tcp_ports(), launch.nranks, None, within)?;
         client.put(KEY, &made.id().hex().to_string()).map_err(failed)?;
         hub = Some(made);
     }
     client.barrier().map_err(failed)?;
     let text = client.get(KEY).map_err(failed)?;
     client.finalize().map_err(failed)?;
-    let id = UniqueId::from_hex(&text).map_err(Kind::UniqueId)?;
+    let mut id = UniqueId::from_hex(&text).map_err(Kind::UniqueId)?;
+    if has_scope(id.addr()) {
+        let addr = first_interface(settings)?.interface.on_its_link(id.addr());
+        id = UniqueId::new(addr, &id.secret());
+    }
     Ok(Meeting { id, is_public: false, _hub: hub })
 }
 
@@ -83,8 +83,8 @@ fn listen(launch: &Launch, port: u16, word: &str, settings: &Settings) -> Result
         .or_else(|failed| hub(Ipv4Addr::UNSPECIFIED.into()).map_err(|_| failed))
 }
 
-/// The address of rank 0 for this rank.
-fn address(launch: &Launch, hosts: &[String], settings: &Settings) -> Result<IpAddr, Error> {
+/// The address of rank 0 for this rank, with its scope and any port.
+fn address(launch: &Launch, hosts: &[String], settings: &Settings) -> Result<SocketAddr, Error> {
     let interfaces =
         Interface::list().map_err(|error| Error::io("listing the network interfaces", error))?;
     // Open MPI does not tell where rank 0 is, but where mpirun is.
@@ -97,13 +97,17 @@ fn address(launch: &Launch, hosts: &[String], settings: &Settings) -> Result<IpA
     let holds = |ip: IpAddr| interfaces.iter().any(|on| on.holds(ip));
     // One address of rank 0's host may also exist on this host, such as that of a container bridge. So this host
     // is rank 0's host only if it has all the addresses.
-    let is_here = launch.rank == 0 || found.iter().all(|(_, ip)| ip.is_loopback() || holds(*ip));
-    let ours = found.iter().find(|(_, ip)| is_here && holds(*ip));
-    if let Some((host, ip)) = ours {
-        let is_local = ip.is_loopback();
+    let is_own = |addr: &SocketAddr| addr.ip().is_loopback() || holds(addr.ip());
+    let is_here = launch.rank == 0 || found.iter().all(|(_, addr)| is_own(addr));
+    let ours = found.iter().find(|(_, addr)| is_here && holds(addr.ip()));
+    if let Some((host, addr)) = ours {
+        let is_local = addr.ip().is_loopback();
         // Some distributions give a host's own name an address on loopback.
-        let is_asked = host == "localhost" || host.parse() == Ok(*ip);
-        return if is_local && !is_asked { own_address(settings) } else { Ok(*ip) };
+        let is_asked = host == "localhost" || host.parse() == Ok(addr.ip());
+        return match is_local && !is_asked {
+            true => Ok(first_interface(settings)?.address),
+            false => Ok(*addr),
+        };
     }
     if launch.rank == 0 {
         let text = format!(
@@ -118,22 +122,23 @@ fn address(launch: &Launch, hosts: &[String], settings: &Settings) -> Result<IpA
         addresses.any(|addr| addr.shares_subnet(ip))
     };
     // An address that this host has too, such as that of a container bridge, leads to this host.
-    let mut others = found.iter().filter(|(_, ip)| !holds(*ip));
-    let near = others.clone().find(|(_, ip)| is_near(*ip)).or(others.next()).or(found.first());
-    let (_, ip) = near.expect("a name that was found has an address");
-    Ok(*ip)
+    let mut others = found.iter().filter(|(_, addr)| !holds(addr.ip()));
+    let near = others.clone().find(|(_, addr)| is_near(addr.ip()));
+    let (_, addr) =
+        near.or(others.next()).or(found.first()).expect("a name that was found has an address");
+    Ok(*addr)
 }
 
 /// All addresses of the hosts, each with its host. Asks again while no name is known: a pod gets its name
 /// when it starts.
-fn addresses(hosts: &[String], within: Duration) -> io::Result<Vec<(String, IpAddr)>> {
+fn addresses(hosts: &[String], within: Duration) -> io::Result<Vec<(String, SocketAddr)>> {
     let start = Instant::now();
     loop {
         let (mut found, mut last) = (Vec::new(), None);
         for host in hosts {
             match resolve(host, Some(0)) {
                 Ok(addresses) => {
-                    found.extend(addresses.iter().map(|addr| (host.clone(), addr.ip())));
+                    found.extend(addresses.into_iter().map(|addr| (host.clone(), addr)));
                 }
                 Err(error) => last = Some(error),
             }
@@ -149,14 +154,6 @@ fn addresses(hosts: &[String], within: Duration) -> io::Result<Vec<(String, IpAd
         }
         thread::sleep(ASK_EVERY);
     }
-}
-
-/// The address of this host that NCCL's rules choose.
-fn own_address(settings: &Settings) -> Result<IpAddr, Error> {
-    let interfaces =
-        Interface::list().map_err(|error| Error::io("listing the network interfaces", error))?;
-    let allowed = settings.allowed_interfaces(&interfaces)?;
-    Ok(allowed.first().expect("one or more").addr.ip())
 }
 
 /// The port of a job: all its ranks get the same, and two jobs seldom do.
@@ -203,6 +200,21 @@ mod tests {
         assert_ne!(id(&none, "1"), id(&own, "1"));
         let other = Settings::default().coll_secret("another");
         assert_ne!(id(&other, "1"), id(&own, "1"));
+    }
+
+    #[test]
+    fn a_link_local_address_of_rank_0_keeps_the_link_that_it_names() {
+        let mut interfaces = Interface::list().unwrap().into_iter();
+        let lo = interfaces.find(|interface| interface.loopback).unwrap();
+        let place = MeetingPoint::Host {
+            hosts: vec![format!("fe80::9%{}", lo.name)],
+            job: "7".into(),
+            is_secret: false,
+        };
+        let launcher = Launcher::Torchrun;
+        let launch = Launch { launcher, rank: 1, nranks: 2, place, word: None };
+        let addr = launch.meet(&Settings::default()).unwrap().id.addr();
+        assert_eq!(addr.to_string(), format!("[fe80::9%{}]:{}", lo.index, addr.port()));
     }
 
     #[test]

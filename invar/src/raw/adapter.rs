@@ -18,6 +18,7 @@ use super::kind::{AnySend, NicKind};
 use super::nic::{GpuRange, SharedNic};
 use super::queue_pair::{self, QueuePair};
 use crate::Error;
+use crate::error::Kind;
 use crate::memory_numbers::REGISTRATIONS;
 use crate::raw::Session;
 
@@ -41,9 +42,12 @@ pub(crate) trait Adapter: Send + Sync {
         ports: PortRange,
         settings: conn::CommSettings,
     ) -> Result<Box<dyn Listen>, Error>;
+    /// Starts to connect to the listener of a handle. If the device's connections are arranged outside the
+    /// device, calls the listener at its address as `reached` gives it.
     fn connect(
         &self,
         handle: &Handle,
+        reached: Reached<'_>,
         settings: conn::CommSettings,
     ) -> Result<Attempt<AnySend>, Error>;
     /// Creates a queue pair without a comm, over `bytes` of memory.
@@ -55,6 +59,9 @@ pub(crate) trait Adapter: Send + Sync {
         bytes: usize,
     ) -> Result<Box<dyn QueuePair>, Error>;
 }
+
+/// Returns the address of a listener as this host reaches it.
+pub(crate) type Reached<'a> = &'a dyn Fn(SocketAddr) -> Result<SocketAddr, Error>;
 
 /// A registration, which ends when it is dropped.
 pub(crate) type Registration = Box<dyn MemoryKeys + Send + Sync>;
@@ -109,10 +116,13 @@ impl<N: SharedNic> Adapter for Opened<N> {
     fn connect(
         &self,
         handle: &Handle,
+        reached: Reached<'_>,
         settings: conn::CommSettings,
     ) -> Result<Attempt<AnySend>, Error> {
-        attempt::connect((&self.nic, &self.pd), self.kind.send, handle, settings)
+        let listener = reached(handle.addr(settings.wire).map_err(Kind::Handle)?)?;
+        attempt::connect((&self.nic, &self.pd), self.kind.send, (handle, listener), settings)
     }
+
     fn queue_pair(
         &self,
         us: (Side, Session),

@@ -21,7 +21,7 @@ use invar_linux::socket::{
 };
 use invar_linux::tcp::{Congestion, TurnedAway};
 
-use super::adapter::{Adapter, Attempt, Listen, Poll, Registration};
+use super::adapter::{Adapter, Attempt, Listen, Poll, Reached, Registration};
 use super::kind::{AnyRecv, AnySend};
 use super::nic::GpuRange;
 use super::on::On;
@@ -86,9 +86,11 @@ impl Adapter for OverTcp {
         Ok(Box::new(Listening { handle, listener: Mutex::new(listener), stall }))
     }
 
+    /// Calls from the device's own interface, because the data goes there.
     fn connect(
         &self,
         handle: &Handle,
+        _: Reached<'_>,
         settings: conn::CommSettings,
     ) -> Result<Attempt<AnySend>, Error> {
         match Connecting::start(&self.device, handle, &self.settings(settings), now_ns()) {

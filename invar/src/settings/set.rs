@@ -299,7 +299,7 @@ impl Settings {
         settings
     }
 
-    /// Sets the number of requests that may be pending on a connection, a power of two up to 256
+    /// Sets the number of requests that may be pending on a connection, a power of two from 8 to 256
     /// (`INVAR_FIFO_DEPTH`).
     pub fn fifo_depth(self, fifo_depth: u16) -> Self {
         self.with("INVAR_FIFO_DEPTH", fifo_depth)

@@ -122,6 +122,20 @@ fn this_host_has_loopback() {
 }
 
 #[test]
+fn a_link_local_peer_is_on_the_link_of_the_interface_whatever_number_its_host_gives_it() {
+    let eth1 = interface("eth1", 4, &["fe80::6/64"]);
+    let reached = |peer: &str| eth1.on_its_link(peer.parse().unwrap()).to_string();
+    for (peer, address) in [
+        ("[fe80::9%7]:5000", "[fe80::9%4]:5000"),
+        ("[fe80::9]:5000", "[fe80::9%4]:5000"),
+        ("[fd00::9]:5000", "[fd00::9]:5000"),
+        ("169.254.0.9:5000", "169.254.0.9:5000"),
+    ] {
+        assert_eq!(reached(peer), address);
+    }
+}
+
+#[test]
 fn the_path_mtu_leaves_room_for_all_headers() {
     for (mtu, path) in [
         (65_536, Some(Mtu::Mtu4096)),

@@ -157,7 +157,7 @@ impl Connecting {
         settings: &SocketSettings,
         now_ns: u64,
     ) -> Result<Self, ConnectError> {
-        let addr = device.on_this_link(handle.addr(Wire::Invar)?);
+        let addr = device.interface.on_its_link(handle.addr(Wire::Invar)?);
         let secret = handle.secret(settings.key.as_ref())?;
         let unreached = |error| ConnectError::Unreached { addr, error };
         let socket = |_| {

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io;
-use std::net::{SocketAddr, SocketAddrV6};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use invar_core::socket::Layout;
@@ -53,18 +53,6 @@ impl SocketDevice {
         let vendor = fs::read_to_string(self.card(sysfs).join("vendor")).ok();
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
         Layout::choose(threads, sockets_per_thread, vendor.as_deref().map(str::trim), cpus)
-    }
-
-    /// Returns the address of a peer as this device reaches it. A link-local address is on this device's
-    /// link, whatever index that link has on the peer's host.
-    pub(super) fn on_this_link(&self, peer: SocketAddr) -> SocketAddr {
-        match peer {
-            SocketAddr::V6(v6) if v6.ip().is_unicast_link_local() => {
-                let scope_id = self.interface.index;
-                SocketAddrV6::new(*v6.ip(), v6.port(), v6.flowinfo(), scope_id).into()
-            }
-            _ => peer,
-        }
     }
 
     fn card(&self, sysfs: &Path) -> PathBuf {

@@ -41,6 +41,8 @@ pub(crate) struct Plan {
     pub(crate) notices: Cell<PortNotices>,
     /// The number of the device's reports about its port.
     pub(crate) port_changes: Cell<u32>,
+    /// The most completions of a completion queue, if there is a limit.
+    pub(crate) cq_depth_max: Cell<Option<usize>>,
 }
 
 /// A null NIC under a [`Plan`].
@@ -93,8 +95,13 @@ impl Nic for Meddler {
         self.nic.reg_mr(pd, memory, access)
     }
 
+    fn cq_depth_max(&self) -> usize {
+        self.plan.cq_depth_max.get().unwrap_or(usize::MAX)
+    }
+
     fn create_cq(&self, depth: usize) -> Result<NullCq, NicError> {
         self.permit(Verb::CreateCq)?;
+        assert!(depth <= self.cq_depth_max(), "{depth} completions are too many for the device");
         self.nic.create_cq(depth)
     }
 

@@ -101,6 +101,24 @@ fn attributes_are_those_of_nccl() {
 }
 
 #[test]
+fn a_completion_queue_has_the_room_that_the_device_allows_and_none_is_made_with_too_little() {
+    let settings = CommSettings { qps: 64, ..CommSettings::default() };
+    // Each of 256 rows, and a fence, has two completions on each queue pair.
+    const NEEDED: usize = 2 * (256 + 1) * 64 + 1;
+    let nics = nics(|_, _| {});
+    let [a, b] = &nics;
+    nics.iter().for_each(|nic| nic.plan.cq_depth_max.set(Some(NEEDED)));
+    let connect = || duo::connect([a, b], [settings; 2], || {});
+    assert!(connect().is_ok());
+    b.plan.cq_depth_max.set(Some(NEEDED - 1));
+    let error = connect().err().expect("the device has too little room").to_string();
+    let numbers = format!("needed {NEEDED}, allowed (max_cqe) {}", NEEDED - 1);
+    for part in ["NCCL_IB_QPS_PER_CONNECTION", "INVAR_FIFO_DEPTH", &numbers] {
+        assert!(error.contains(part), "{part} in: {error}");
+    }
+}
+
+#[test]
 fn an_infiniband_port_names_its_peer_by_lid() {
     let nics = nics(|i, port| (port.link_layer, port.lid) = (LinkLayer::Infiniband, i as u16 + 70));
     let [a, b] = &nics;

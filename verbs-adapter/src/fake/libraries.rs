@@ -103,11 +103,14 @@ unsafe extern "C" fn set_ece(_: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
     0
 }
 
+/// The most completions of a queue of the fake's devices.
+pub(crate) const MAX_CQE: c_int = 32_767;
+
 const OLD: Library = {
     extern "C" fn ack_async_event(_: *mut ibv_async_event) {}
     extern "C" fn query_device(_: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int {
         // SAFETY: The caller gives room for the attributes.
-        unsafe { (*attr).phys_port_cnt = state().ports.1 };
+        unsafe { ((*attr).phys_port_cnt, (*attr).max_cqe) = (state().ports.1, MAX_CQE) };
         0
     }
     extern "C" fn modify_qp(_: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {

@@ -7,7 +7,7 @@ use invar_test_wait::until;
 
 use super::*;
 use crate::fake::{
-    BARE, ECE, Fake, GID_ENTRY, LIBRARY, WITH_AH, WITH_CHANNELS, WITH_ECE, WITH_GID_TABLE,
+    BARE, ECE, Fake, GID_ENTRY, LIBRARY, MAX_CQE, WITH_AH, WITH_CHANNELS, WITH_ECE, WITH_GID_TABLE,
     WITH_IOVA2, WITH_STATE, just_loaded,
 };
 use crate::sys::*;
@@ -64,6 +64,11 @@ fn a_port_is_named_by_its_device_and_number() {
     };
     assert_eq!(port("mlx5_0"), ("mlx5_0".to_owned(), 1));
     assert_eq!(port("mlx5_0:2"), ("mlx5_0".to_owned(), 2));
+}
+
+#[test]
+fn the_device_tells_how_many_completions_a_queue_may_have() {
+    assert_eq!(Rig::new().nic.cq_depth_max(), MAX_CQE as usize);
 }
 
 #[test]

@@ -49,7 +49,7 @@ fn rows() -> Vec<Row> {
         ibv_mr { lkey, rkey }
         ibv_cq { context, cq_context }
         ibv_qp { context, qp_context, qp_num }
-        ibv_device_attr { sys_image_guid, max_qp, max_pkeys, phys_port_cnt }
+        ibv_device_attr { sys_image_guid, max_qp, max_cqe, max_pkeys, phys_port_cnt }
         ibv_port_attr { state, active_mtu, gid_tbl_len, lid, active_width, active_speed,
             link_layer, flags, port_cap_flags2 }
         ibv_gid_entry { gid, gid_index, port_num, gid_type, ndev_ifindex }

@@ -64,14 +64,13 @@ pub(super) fn listen<N: SharedNic>(
     }))
 }
 
-/// Connects a NIC to the address in a handle.
+/// Connects a NIC to the listener of a handle, at the address at which this host reaches the listener.
 pub(super) fn connect<N: SharedNic>(
     (nic, pd): (&N, &N::Pd),
     wrap: WrapSend<N>,
-    handle: &Handle,
+    (handle, addr): (&Handle, SocketAddr),
     settings: conn::CommSettings,
 ) -> Result<Attempt<AnySend>, Error> {
-    let addr = handle.addr(settings.wire).map_err(Kind::Handle)?;
     let calling = match settings.wire {
         Wire::Invar => {
             let secret = handle.secret(settings.key.as_ref()).map_err(Kind::Handle)?;

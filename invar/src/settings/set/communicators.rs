@@ -57,7 +57,8 @@ impl Settings {
     }
 
     /// Sets the file into which each rank writes a trace of its links (`INVAR_PROXY_TRACE`), an absolute
-    /// path; `%r` stands for the rank. A program with a proxy follows [`Settings::trace_file`].
+    /// path; `%c` stands for the communicator and `%r` for the rank. A program with a proxy follows
+    /// [`Settings::trace_file`].
     pub fn proxy_trace(self, file: &Path) -> Self {
         self.with("INVAR_PROXY_TRACE", file.display())
     }
