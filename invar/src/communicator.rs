@@ -45,6 +45,11 @@
 //! ranks continue, but they no longer hear of each other. They then notice a missing rank by the
 //! network or by `INVAR_COLL_TIMEOUT_MS`. They can't make new links over a network.
 //!
+//! # Forks
+//!
+//! A communicator belongs to the process that has joined. In a child of `fork` its operations return an error and
+//! touch no link, and dropping it tells the other ranks nothing. The child may join other communicators.
+//!
 //! # Processors
 //!
 //! A waiting rank spins for `INVAR_SPIN_US`, so it runs best on a processor of its own. Then it sleeps until
@@ -96,6 +101,7 @@ use std::time::Duration;
 
 use invar_core::coll::RedOp;
 use invar_core::rendezvous::UniqueId;
+use invar_linux::fork::OwnerProcess;
 use invar_linux::proxy::DumpOnSignal;
 use invar_linux::rendezvous::Bootstrap;
 
@@ -142,8 +148,6 @@ mod tags {
 /// [Failure](self#failure).
 pub struct Communicator {
     core: Arc<Core>,
-    /// The process that has joined. A child of fork has a copy of the value, and none of its threads.
-    process: u32,
     worker: OnceLock<queue::Worker>,
     dump: Arc<Dump>,
     transport: String,
@@ -156,6 +160,8 @@ pub struct Communicator {
 }
 
 struct Core {
+    /// The process that has joined. A child of fork has a copy of the value, and none of its threads.
+    owner: OwnerProcess,
     bootstrap: Arc<Bootstrap>,
     workplace: Mutex<Workplace>,
     queue: Queue,
@@ -183,10 +189,10 @@ impl Communicator {
         let (engine, transport) = engine.map_err(|error| engine::failed(&bootstrap, error))?;
         dump.joined(engine.links.routes());
         let workplace = Mutex::new(Workplace::new(engine));
-        let core = Core { bootstrap, workplace, queue: Queue::default() };
+        let (owner, queue) = (OwnerProcess::current(), Queue::default());
+        let core = Core { owner, bootstrap, workplace, queue };
         Ok(Communicator {
             core: Arc::new(core),
-            process: std::process::id(),
             worker: OnceLock::new(),
             dump,
             transport,
@@ -242,6 +248,7 @@ impl Communicator {
     /// Fails if a rank fails, or if a rank sends nothing within `INVAR_CONNECT_TIMEOUT_MS`. Then the communicator
     /// has ended on all ranks.
     pub fn exchange(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
+        self.core.check_owner()?;
         let _one_at_a_time = self.exchanging.lock().unwrap_or_else(PoisonError::into_inner);
         let bootstrap = &self.core.bootstrap;
         // Bytes that come later must not be taken for those of the next exchange.
@@ -249,13 +256,17 @@ impl Communicator {
         all.map_err(|error| engine::failed(bootstrap, Error::bootstrap(error)))
     }
 
-    /// Ends the communicator on all ranks and tells each of them the reason (`ncclCommAbort`).
+    /// Ends the communicator on all ranks and tells each of them the reason (`ncclCommAbort`). A child of `fork`
+    /// ends nothing.
     pub fn abort(&self, reason: &str) {
-        self.core.bootstrap.fail(self.rank(), &format!("aborted: {reason}"));
+        if self.core.owner.is_current() {
+            self.core.bootstrap.fail(self.rank(), &format!("aborted: {reason}"));
+        }
     }
 
     /// Returns the error that ended the communicator, if there is one (`ncclCommGetAsyncError`).
     pub fn check(&self) -> Result<(), Error> {
+        self.core.check_owner()?;
         self.core.bootstrap.check().map_err(Error::failure)
     }
 
@@ -411,7 +422,7 @@ impl Communicator {
 
 impl Drop for Communicator {
     fn drop(&mut self) {
-        if self.process != std::process::id() {
+        if !self.core.owner.is_current() {
             // This is a child of fork. The connections belong to the parent, so they must stay open.
             std::mem::forget((Arc::clone(&self.core), Arc::clone(&self.dump)));
             return std::mem::forget((self._on_signal.take(), self._meeting.take()));
@@ -432,15 +443,33 @@ impl Core {
         call::Shape { operation, redop, rank, nranks }
     }
 
+    /// Returns an error in a child of fork, whose parent uses the links.
+    #[inline]
+    fn check_owner(&self) -> Result<(), Error> {
+        if self.owner.is_current() { Ok(()) } else { Err(self.inherited()) }
+    }
+
+    #[cold]
+    fn inherited(&self) -> Error {
+        let text = format!(
+            "the communicator belongs to process {}, from which this one was forked: join another \
+             communicator here",
+            self.owner.id()
+        );
+        Kind::Usage(text).into()
+    }
+
     /// Runs the operations that were started before, and then these calls.
     ///
     /// # Errors
-    /// If [`check_own`] refuses the calls, the communicator still works. Any other error ends it on all ranks.
+    /// If [`check_owner`](Self::check_owner) or [`check_own`] refuses the calls, the communicator still works. Any
+    /// other error ends it on all ranks.
     ///
     /// # Safety
     ///
     /// The caller makes the promises of [`Engine::run`] about the memory of the calls.
     unsafe fn run(&self, calls: &[Call]) -> Result<(), Error> {
+        self.check_owner()?;
         check_own(calls, self.bootstrap.rank())?;
         let mut workplace = self.drained();
         // SAFETY: the caller has promised what `Engine::run` demands, and `check_own` has accepted the calls.

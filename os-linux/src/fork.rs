@@ -1,4 +1,5 @@
-//! Sockets that no child of `fork` holds open.
+//! What a child of `fork` has of its parent: values that only their own process may use, and sockets that no child
+//! holds open.
 //!
 //! A child has a copy of each descriptor of its parent. If the parent is killed, the kernel keeps its connections for
 //! the child, and no peer hears of the end. A child could also end its parent's connections. So in a child each of
@@ -17,6 +18,43 @@ use std::sync::atomic::{AtomicU64, Ordering};
 const FDS: usize = 1 << 20;
 const WORD_BITS: usize = u64::BITS as usize;
 
+/// Number of forks that lead from the first process with this library to this process.
+static FORKS: AtomicU64 = AtomicU64::new(0);
+
+/// The process that made a value. A child of `fork` has a copy of the value and must not use it.
+#[derive(Clone, Copy, Debug)]
+pub struct OwnerProcess {
+    id: u32,
+    forks: u64,
+}
+
+impl OwnerProcess {
+    /// Returns the calling process.
+    pub fn current() -> Self {
+        handle_forks();
+        OwnerProcess { id: std::process::id(), forks: FORKS.load(Ordering::Relaxed) }
+    }
+
+    /// Whether the calling process is the owner. The call makes no system call.
+    #[inline]
+    pub fn is_current(&self) -> bool {
+        self.forks == FORKS.load(Ordering::Relaxed)
+    }
+
+    /// Returns the owner's process id.
+    pub fn id(&self) -> u32 {
+        self.id
+    }
+}
+
+/// Registers the handler of forks once.
+fn handle_forks() {
+    static HANDLER: Once = Once::new();
+    // Without memory for the handler, a child has copies of sockets and takes itself for its parent.
+    // SAFETY: the handler only calls functions that are safe in a child of a process with threads.
+    HANDLER.call_once(|| _ = unsafe { libc::pthread_atfork(None, None, Some(in_child)) });
+}
+
 /// A bit for each descriptor that is a [`NotInherited`] socket. The kernel gives pages only to words in use.
 static SOCKETS: [AtomicU64; FDS / WORD_BITS] = [const { AtomicU64::new(0) }; FDS / WORD_BITS];
 
@@ -26,10 +64,7 @@ pub(crate) struct NotInherited<S: AsRawFd>(S);
 
 impl<S: AsRawFd> NotInherited<S> {
     pub(crate) fn new(socket: S) -> Self {
-        static HANDLER: Once = Once::new();
-        // Without memory for the handler, children have copies of the socket.
-        // SAFETY: the handler only calls functions that are safe in a child of a process with threads.
-        HANDLER.call_once(|| _ = unsafe { libc::pthread_atfork(None, None, Some(in_child)) });
+        handle_forks();
         if let Some((word, bit)) = place(socket.as_raw_fd()) {
             word.fetch_or(bit, Ordering::Relaxed);
         }
@@ -71,9 +106,10 @@ fn place(fd: RawFd) -> Option<(&'static AtomicU64, u64)> {
     Some((SOCKETS.get(fd / WORD_BITS)?, 1 << (fd % WORD_BITS)))
 }
 
-/// Replaces the sockets, in a child of `fork`. The child has one thread, and locks that other threads of the parent held
-/// stay locked: only system calls are possible.
+/// Counts the fork and replaces the sockets, in a child of `fork`. The child has one thread, and locks that other
+/// threads of the parent held stay locked: only system calls are possible.
 extern "C" fn in_child() {
+    FORKS.fetch_add(1, Ordering::Relaxed);
     let mut nothing = -1;
     for (at, word) in SOCKETS.iter().enumerate() {
         // Words that are not written stay one page.
@@ -157,6 +193,22 @@ mod tests {
         let mut read = Vec::new();
         theirs.read_to_end(&mut read).unwrap();
         assert_eq!(read, [7]);
+    }
+
+    #[test]
+    fn a_child_knows_the_values_of_its_parent_from_its_own() {
+        let owner = OwnerProcess::current();
+        let (mut told, tell) = UnixStream::pair().unwrap();
+        let _child = fork(|| {
+            let own = OwnerProcess::current();
+            let is_current = [owner, own].map(|process| u8::from(process.is_current()));
+            let _ = (&tell).write(&is_current);
+        });
+        let mut is_current = [9; 2];
+        told.read_exact(&mut is_current).unwrap();
+        assert_eq!(is_current, [0, 1]);
+        assert!(owner.is_current());
+        assert_eq!(owner.id(), std::process::id());
     }
 
     #[test]

@@ -16,7 +16,7 @@
 //!   how a thread waits for many descriptors
 //! - [`biased`]: values that one thread uses all the time and another one now and then
 //! - [`ports`]: the ports that listeners take
-//! - [`own_thread`]: threads that serve their process
+//! - [`own_thread`]: threads that serve their process, and [`fork`]: values that belong to a process
 //! - [`processors`], [`random`], [`clock`], [`env`](mod@env): processors, random numbers, the clock and
 //!   the environment
 
@@ -25,7 +25,7 @@ pub mod biased;
 pub mod clock;
 pub mod either;
 pub mod env;
-mod fork;
+pub mod fork;
 pub mod interest;
 pub mod interface;
 pub mod memory;

@@ -16,6 +16,7 @@ use std::sync::Arc;
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::process::{Resource, getrlimit};
 
 pub use bell::{BELL_BYTES, Bell};
 pub use ring::{INLINE_BYTES_MAX, RecvRing, RingError, RingLayout, SendRing};
@@ -43,7 +44,18 @@ unsafe impl Sync for Mapping {}
 
 impl SharedMemory {
     /// Creates zeroed memory of `len` bytes; `/proc` shows `name`.
+    ///
+    /// The call fails with `FileTooLarge` if `len` exceeds the process' limit of file sizes.
     pub fn create(name: &str, len: usize) -> io::Result<Self> {
+        // The kernel kills a process that makes a file longer than the limit (SIGXFSZ).
+        let limit = getrlimit(Resource::Fsize).current;
+        if let Some(limit) = limit.filter(|limit| *limit < len as u64) {
+            let text = format!(
+                "{len} bytes of shared memory are a file beyond the limit of {limit} bytes (RLIMIT_FSIZE): \
+                 raise the limit, as by ulimit -f unlimited"
+            );
+            return Err(io::Error::new(io::ErrorKind::FileTooLarge, text));
+        }
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = File::from(memfd_create(name, flags)?);
         file.set_len(len as u64)?;
@@ -109,6 +121,8 @@ fn unfit(why: &str) -> io::Error {
 mod tests {
     use std::io::{Seek, Write};
 
+    use rustix::process::{Rlimit, setrlimit};
+
     use super::*;
 
     #[test]
@@ -122,6 +136,33 @@ mod tests {
             ours.start().add(9_999).write(7);
             assert_eq!(theirs.start().add(9_999).read(), 7);
         }
+    }
+
+    /// Whether memory beyond the limit of file sizes is refused, and memory up to the limit is not.
+    fn keeps_to_the_limit() -> bool {
+        let limit = Rlimit { current: Some(4096), maximum: Some(4096) };
+        setrlimit(Resource::Fsize, limit).is_ok()
+            && SharedMemory::create("invar-test", 4096).is_ok()
+            && SharedMemory::create("invar-test", 4097)
+                .is_err_and(|error| error.to_string().contains("4096 bytes (RLIMIT_FSIZE)"))
+    }
+
+    #[test]
+    fn memory_beyond_the_limit_of_file_sizes_is_refused_and_kills_nobody() {
+        // SAFETY: the child calls nothing that needs a lock of another thread, except for the allocator, which is
+        // ready for forks.
+        let child = unsafe { libc::fork() };
+        assert!(child >= 0);
+        if child == 0 {
+            // The limit is the child's own, so no other test has it.
+            let is_kept = keeps_to_the_limit();
+            // SAFETY: the call only ends the child.
+            unsafe { libc::_exit(i32::from(!is_kept)) };
+        }
+        let mut status = -1;
+        // SAFETY: the status lives longer than the call.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0, "the child's wait status");
     }
 
     #[test]

@@ -73,6 +73,12 @@ const ONE_SHOT_BYTES: usize = 16 << 10;
 /// expensive.
 const TREE_BYTES: usize = 256 << 10;
 
+/// A rank needs as long to pass on a chunk as a link needs for the chunk and this many more bytes.
+const PASS_ON_BYTES: usize = 128 << 10;
+
+/// Least length of the chunks that ranks pass on.
+const PASSED_ON_BYTES_MIN: usize = 16 << 10;
+
 impl Facts {
     /// Chooses for an operation on `bytes` bytes. If the operation has a block for each rank, this is
     /// the size of a block; otherwise it is the size of the whole.
@@ -97,10 +103,27 @@ impl Facts {
             let nchannels = self.nchannels;
             return Choice { algorithm, nchannels, slot_bytes: self.p2p_chunk_bytes };
         }
-        let Tuning { slot_bytes, channel_bytes_min, .. } = self.tuning;
-        let worth_it = bytes.div_ceil(channel_bytes_min);
+        let worth_it = bytes.div_ceil(self.tuning.channel_bytes_min);
         let nchannels = worth_it.clamp(1, self.nchannels as usize) as u32;
+        let slot_bytes = match (algorithm, operation) {
+            (Algorithm::Ring, Operation::Broadcast { .. } | Operation::Reduce { .. }) => {
+                self.passed_on_bytes(bytes)
+            }
+            _ => self.tuning.slot_bytes,
+        };
         Choice { algorithm, nchannels, slot_bytes }
+    }
+
+    /// Returns the most bytes of a chunk for `bytes` bytes that go from rank to rank around the ring.
+    ///
+    /// Between the first rank and the last one, `passers` ranks pass on each chunk. The first chunk reaches the last
+    /// rank after all of them, and the other chunks follow it. So `n` chunks of `c` bytes take the time of
+    /// `(passers + n) * (c + PASS_ON_BYTES)` bytes, which is least at this length.
+    fn passed_on_bytes(&self, bytes: usize) -> usize {
+        let slot_bytes = self.tuning.slot_bytes;
+        let passers = self.nranks.saturating_sub(2) as usize;
+        let squared = bytes.saturating_mul(PASS_ON_BYTES).checked_div(passers);
+        squared.map_or(slot_bytes, |squared| squared.isqrt().clamp(PASSED_ON_BYTES_MIN, slot_bytes))
     }
 }
 
@@ -128,6 +151,22 @@ mod tests {
         let many = Facts { nranks: 9, ..FACTS };
         assert_eq!(many.choose(Operation::AllReduce, 8).algorithm, Algorithm::Tree);
         assert_eq!(many.choose(Operation::AllGather, 8).algorithm, Algorithm::Ring);
+    }
+
+    #[test]
+    fn data_that_many_ranks_pass_on_goes_in_many_chunks_which_fit_into_slots() {
+        let chunks = |operation, nranks, bytes: usize| {
+            let facts = Facts { nranks, tuning: Tuning::TCP, ..FACTS };
+            bytes.div_ceil(facts.choose(operation, bytes).slot_bytes)
+        };
+        let mib = 1 << 20;
+        for operation in [Operation::Broadcast { root: 1 }, Operation::Reduce { root: 1 }] {
+            let chunks = |nranks, bytes| chunks(operation, nranks, bytes);
+            assert_eq!([2, 3, 8, 16, 64].map(|nranks| chunks(nranks, mib)), [1, 3, 7, 11, 23]);
+            assert_eq!([mib / 2, 4 * mib, 64 * mib].map(|n| chunks(8, n)), [5, 14, 64]);
+            assert_eq!(chunks(10_000, mib), 64, "chunks of the least length");
+        }
+        assert_eq!(chunks(Operation::AllReduce, 16, mib), 1);
     }
 
     #[test]

@@ -186,6 +186,7 @@ impl Engine {
                 (Progress::Done, None) => {
                     self.awake();
                     *grace = Grace::None;
+                    self.copied = Vec::new();
                     self.board.leave();
                     if let Some((Some(work), plan)) = current.take() {
                         self.last = Some((work, plan));
@@ -297,7 +298,6 @@ impl Engine {
     ///
     /// The caller makes the promises of [`advance`](Self::advance).
     unsafe fn copy_input(&mut self, call: &Call) -> Result<Call, Error> {
-        self.copied = Vec::new();
         let Call { work, input, output } = *call;
         let is_in_place = input == output.cast_const() && work.count > 0;
         if work.operation != Operation::AllToAll || !is_in_place {
@@ -305,9 +305,11 @@ impl Engine {
         }
         let len = work.bytes().saturating_mul(self.bootstrap.nranks() as usize);
         let none = |_| Kind::Usage(format!("no memory is left for a copy of {len} bytes"));
-        self.copied.try_reserve_exact(len).map_err(none)?;
+        let mut copied = Vec::new();
+        copied.try_reserve_exact(len).map_err(none)?;
         // SAFETY: by the caller's promise the input has `len` bytes, and nobody writes them meanwhile.
-        self.copied.extend_from_slice(unsafe { slice::from_raw_parts(input, len) });
+        copied.extend_from_slice(unsafe { slice::from_raw_parts(input, len) });
+        self.copied = copied;
         Ok(Call { input: self.copied.as_ptr(), ..*call })
     }
 
@@ -388,6 +390,7 @@ impl Drop for AtWork<'_> {
             self.0.bootstrap.fail(self.0.rank(), "it has panicked");
         }
         self.0.links.cut();
+        self.0.copied = Vec::new();
     }
 }
 
@@ -434,5 +437,23 @@ pub(super) fn failed(bootstrap: &Bootstrap, error: Error) -> Error {
     match bootstrap.fail(error.rank().unwrap_or(bootstrap.rank()), &error.to_string()) {
         true => error,
         false => bootstrap.check().err().map_or(error, Error::failure),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Communicator, Hub, PortRange, Settings};
+
+    #[test]
+    fn an_all_to_all_in_place_gives_its_copy_back() {
+        let (at, within) = (([127, 0, 0, 1], 0).into(), Duration::from_secs(60));
+        let hub = Hub::listen(at, PortRange::ANY, 1, None, within).unwrap();
+        let settings = Settings::default().recorder(false);
+        let communicator = Communicator::join(&hub.id(), 0, 1, &settings).unwrap();
+        let mut data = [1_u64, 2, 3];
+        communicator.all_to_all_in_place(&mut data).unwrap();
+        assert_eq!(data, [1, 2, 3]);
+        assert_eq!(communicator.core.workplace().engine.copied.capacity(), 0);
     }
 }

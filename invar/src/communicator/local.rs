@@ -64,7 +64,7 @@ impl Local {
         } else {
             let address =
                 bootstrap.recv(ranks[0], tags::SHARED_MEMORY, within).map_err(Error::bootstrap)?;
-            SharedMemory::fetch(&address, within, &bootstrap.abort()).map_err(|error| {
+            SharedMemory::fetch(&address, bytes, within, &bootstrap.abort()).map_err(|error| {
                 let text = format!("it did not give the memory that ranks share: {error}");
                 Kind::Rank { rank: ranks[0], text }
             })?

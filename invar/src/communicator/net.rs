@@ -76,7 +76,9 @@ pub struct NetSettings {
     /// Bytes of a slot, at most 128 MiB. A link has eight slots at each end. Both ends must have the
     /// same slot size.
     pub slot_bytes: usize,
-    /// The rank that owns the links; the name of its trace contains this number.
+    /// The number of the rank's communicator; the name of the trace contains it.
+    pub communicator: u64,
+    /// The rank that owns the links; the name of the trace contains this number.
     pub rank: u32,
     /// Number of the GPU, or the rank's index among the ranks of this host. The trace uses it as the
     /// thread's number.
@@ -85,7 +87,7 @@ pub struct NetSettings {
 
 impl From<Settings> for NetSettings {
     fn from(connections: Settings) -> Self {
-        NetSettings { connections, slot_bytes: 256 << 10, rank: 0, device: 0 }
+        NetSettings { connections, slot_bytes: 256 << 10, communicator: 0, rank: 0, device: 0 }
     }
 }
 
@@ -116,9 +118,9 @@ impl Network {
     /// Fails if the slots are too large, if the trace can't be written, or if the process can't wait
     /// for the signal.
     pub fn open(devices: Vec<Device>, settings: &NetSettings, abort: Abort) -> Result<Self, Error> {
-        let NetSettings { connections, rank, device, .. } = settings;
+        let connections = &settings.connections;
         let trace = connections.links.trace.as_deref();
-        let trace = trace.map(|path| LinkTrace::create(path, *rank, *device)).transpose()?;
+        let trace = trace.map(|path| LinkTrace::create(path, settings)).transpose()?;
         let statuses = LinkStatuses::new(abort, trace);
         let shown = statuses.dumper();
         let on_signal = connections

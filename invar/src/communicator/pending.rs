@@ -189,6 +189,9 @@ impl<T: Element> Future for Pending<T> {
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let pending = self.get_mut();
         assert!(pending.buffers.is_some(), "the result has come out already");
+        if let Err(inherited) = pending.posted.core.check_owner() {
+            return Poll::Ready(pending.take(Err(inherited)));
+        }
         match pending.posted.done.take_or_wake(context.waker()) {
             Some(result) => Poll::Ready(pending.take(result)),
             None => Poll::Pending,

@@ -10,8 +10,9 @@ use super::reduce::Reducer;
 use crate::Error;
 use crate::error::Kind;
 
-/// One rank's shares of operations. The plan runs the shares at once. Shares of the same operation on
-/// the same channel use the same links, so the plan runs them one after the other.
+/// One rank's shares of operations: of collectives, or of sends and receives. The plan runs the shares at once.
+/// Shares of collectives on the same channel use the same links, so the plan runs them one after the other. Sends to
+/// one peer run one after the other too, and so do receives from one peer.
 ///
 /// No function of the plan waits or knows of time or of threads.
 #[derive(Default)]
@@ -30,7 +31,8 @@ impl Plan {
     /// Adds the share of `task`. If `redop` is given, the ranks reduce by it.
     ///
     /// # Errors
-    /// Fails if there is no schedule for the task.
+    /// Fails if there is no schedule for the task. Fails if the plan has collectives and the task is a send or a
+    /// receive, or the other way around: both would take each other's messages from the links.
     ///
     /// # Safety
     ///
@@ -49,6 +51,15 @@ impl Plan {
         input: *const u8,
         output: *mut u8,
     ) -> Result<(), Error> {
+        let Task { channel, operation, .. } = *task;
+        let is_transfer = operation.is_transfer();
+        if self.0.iter().any(|lane| lane.operation.is_transfer() != is_transfer) {
+            let text = format!(
+                "{operation:?} in a plan of other operations: a plan has collectives, or sends and receives, so \
+                 add it to another plan"
+            );
+            return Err(Kind::Usage(text).into());
+        }
         let reducer = match redop {
             Some(op) => Reducer::new(task.data_type, op, order.nranks()),
             None => Reducer::copy(task.data_type),
@@ -57,11 +68,8 @@ impl Plan {
         let schedule = schedule.map_err(|error| Kind::Usage(error.to_string()))?;
         // SAFETY: the caller has promised what `Job::new` demands.
         let job = unsafe { Job::new(task, schedule, reducer, Buffers { input, output }) };
-        let Task { channel, operation, .. } = *task;
-        let is_transfer = operation.is_transfer();
         let is_its = |lane: &&mut Lane| {
-            lane.channel == channel
-                && (lane.operation == operation || !is_transfer && !lane.operation.is_transfer())
+            lane.channel == channel && (lane.operation == operation || !is_transfer)
         };
         match self.0.iter_mut().find(is_its) {
             Some(lane) => lane.jobs.push(job),
@@ -137,5 +145,44 @@ impl Plan {
         }
         // A job that is done has moved data, even if all others wait.
         Ok(if finished && all != Progress::Done { Progress::Moved } else { all })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ptr;
+
+    use invar_core::coll::{Algorithm, DataType};
+
+    use super::*;
+    use crate::ErrorKind;
+
+    /// Adds the share of rank 0 of two ranks. The plan does not run, so the share needs no memory.
+    fn add(plan: &mut Plan, operation: Operation) -> Result<(), Error> {
+        let task = Task {
+            operation,
+            algorithm: Algorithm::Ring,
+            count: 4,
+            data_type: DataType::U8,
+            rank: 0,
+            channel: 0,
+            nchannels: 1,
+            slot_bytes: 64,
+        };
+        let order: Order<Arc<[u32]>> = Order::new(Arc::from([0, 1])).unwrap();
+        // SAFETY: nobody advances the plan, so it touches no memory.
+        unsafe { plan.add(order, &task, None, ptr::null(), ptr::null_mut()) }
+    }
+
+    #[test]
+    fn a_plan_of_collectives_takes_no_transfer_and_the_other_way_around() {
+        let (collective, transfer) = (Operation::AllGather, Operation::Send { peer: 1 });
+        for (first, other) in [(collective, transfer), (transfer, collective)] {
+            let mut plan = Plan::default();
+            add(&mut plan, first).unwrap();
+            let error = add(&mut plan, other).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Usage, "{error}");
+            add(&mut plan, first).unwrap();
+        }
     }
 }

@@ -38,6 +38,8 @@ pub struct RawOperation {
 }
 
 /// Operations in progress, which [`Communicator::post`] has started.
+///
+/// In a child of `fork` the operations count as failed.
 #[must_use = "the result comes out of `test` or `wait_within`"]
 pub struct Posted {
     pub(super) core: Arc<Core>,
@@ -147,6 +149,9 @@ impl Posted {
     /// Moves the operations, and polls for less than about a microsecond if they wait for another rank. Returns their
     /// result, once: `None` before they are done, and after the result was returned.
     pub fn test(&self) -> Option<Result<(), Error>> {
+        if let Err(inherited) = self.core.check_owner() {
+            return Some(Err(inherited));
+        }
         if self.done.is_set() {
             return self.done.take();
         }
@@ -167,6 +172,9 @@ impl Posted {
     /// Waits for the operations, at most this long. The calling thread moves them, unless another thread
     /// does; then it sleeps. Returns their result as [`test`](Self::test) does.
     pub fn wait_within(&self, time: Duration) -> Option<Result<(), Error>> {
+        if let Err(inherited) = self.core.check_owner() {
+            return Some(Err(inherited));
+        }
         let start = Instant::now();
         while !self.done.is_set() {
             // The worker lets the calling thread have the engine.
@@ -201,13 +209,13 @@ impl Posted {
 
     /// Returns whether the operations are done, successfully or not. The call moves nothing.
     pub fn is_done(&self) -> bool {
-        self.done.is_set()
+        !self.core.owner.is_current() || self.done.is_set()
     }
 
     /// Wakes a task once the operations are done, in place of the task of an earlier call. The waker may run
     /// on any thread that moves operations. Returns false, and wakes nobody, if they are done already.
     pub fn wake_when_done(&self, waker: &Waker) -> bool {
-        self.done.wake_when_set(waker)
+        self.core.owner.is_current() && self.done.wake_when_set(waker)
     }
 
     /// Locks the engine, unless another thread has it.
@@ -216,6 +224,15 @@ impl Posted {
             Ok(workplace) => Some(AtWorkplace::new(workplace)),
             Err(TryLockError::Poisoned(poisoned)) => Some(AtWorkplace::new(poisoned.into_inner())),
             Err(TryLockError::WouldBlock) => None,
+        }
+    }
+}
+
+impl Drop for Posted {
+    fn drop(&mut self) {
+        if !self.core.owner.is_current() {
+            // The parent may have dropped its communicator, and then this is the child's last reference.
+            std::mem::forget(Arc::clone(&self.core));
         }
     }
 }

@@ -131,7 +131,7 @@ impl Communicator {
     /// Appends an operation to the queue, and starts the worker with the first one.
     ///
     /// # Errors
-    /// Fails if [`check_own`] refuses the calls, or if the worker can't start.
+    /// Fails in a child of fork, if [`check_own`] refuses the calls, or if the worker can't start.
     ///
     /// # Safety
     ///
@@ -143,6 +143,7 @@ impl Communicator {
         memory: Option<Arc<dyn Any + Send + Sync>>,
         mover: Mover,
     ) -> Result<Arc<Done>, Error> {
+        self.core.check_owner()?;
         check_own(calls.as_ref(), self.rank())?;
         if self.worker.get().is_none() {
             self.start_worker()?;

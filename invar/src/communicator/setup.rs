@@ -24,7 +24,7 @@ use crate::{Device, DeviceInfo, DeviceKind, Error, Settings, Survey};
 const CHUNK_ALIGN: usize = 64;
 
 /// Version of the collectives' protocol; all ranks of a communicator must have the same version.
-const VERSION: u32 = 8;
+const VERSION: u32 = 9;
 
 /// The facts that a rank tells the others about itself.
 ///
@@ -79,6 +79,7 @@ pub(super) fn engine(
         tuning = if tcp_alone { Tuning::TCP } else { Tuning::NETWORK };
         let mut net = NetSettings {
             slot_bytes: tuning.slot_bytes,
+            communicator: bootstrap.communicator(),
             rank,
             device: place_on_host(&all, rank),
             ..NetSettings::from(

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 
-use super::SharedMemory;
+use super::{SharedMemory, unfit};
 use crate::abort::Abort;
 use crate::random::random;
 use crate::unix::{FdStream, listen, wait};
@@ -94,9 +94,11 @@ impl Offer {
 }
 
 impl SharedMemory {
-    /// Fetches the memory that another process offers at `address`. Waits until `within` is over or
-    /// `abort` is set.
-    pub fn fetch(address: &[u8], within: Duration, abort: &Abort) -> io::Result<Self> {
+    /// Fetches the memory of `len` bytes that another process offers at `address`. Waits until `within`
+    /// is over or `abort` is set.
+    ///
+    /// The call fails with `InvalidData` if the memory has another length.
+    pub fn fetch(address: &[u8], len: usize, within: Duration, abort: &Abort) -> io::Result<Self> {
         let deadline = Instant::now() + within;
         let Some((token, name)) = address.split_first_chunk::<TOKEN_BYTES>() else {
             return Err(io::Error::new(ErrorKind::InvalidData, "no address of shared memory"));
@@ -106,7 +108,11 @@ impl SharedMemory {
         peer.send(token.to_vec(), None)?;
         let (_, fd) = recv_exact::<1>(&mut peer, deadline, abort)?;
         let fd = fd.ok_or_else(|| io::Error::new(ErrorKind::InvalidData, "no descriptor came"))?;
-        SharedMemory::from_fd(fd)
+        let memory = SharedMemory::from_fd(fd)?;
+        match memory.len() == len {
+            true => Ok(memory),
+            false => Err(unfit(&format!("it has {} bytes, not {len}", memory.len()))),
+        }
     }
 }
 
@@ -158,15 +164,28 @@ mod tests {
         forged[3] ^= 1;
         thread::scope(|scope| {
             let server = scope.spawn(|| offer.serve(&memory, 2, TIMEOUT, &Abort::default()));
-            assert!(SharedMemory::fetch(&forged, TIMEOUT, &abort).is_err());
+            assert!(SharedMemory::fetch(&forged, 4096, TIMEOUT, &abort).is_err());
             for byte in [5, 6] {
-                let theirs = SharedMemory::fetch(&offer.address(), TIMEOUT, &abort).unwrap();
+                let theirs = SharedMemory::fetch(&offer.address(), 4096, TIMEOUT, &abort).unwrap();
                 // SAFETY: Both mappings exist, and nothing else uses them.
                 unsafe {
                     theirs.start().write(byte);
                     assert_eq!(memory.start().read(), byte);
                 }
             }
+            server.join().unwrap().unwrap();
+        });
+    }
+
+    #[test]
+    fn memory_of_another_length_than_the_fetcher_needs_is_refused() {
+        let (offer, abort) = (Offer::new().unwrap(), Abort::default());
+        let memory = SharedMemory::create("invar-test", 4096).unwrap();
+        thread::scope(|scope| {
+            let server = scope.spawn(|| offer.serve(&memory, 1, TIMEOUT, &Abort::default()));
+            let error = SharedMemory::fetch(&offer.address(), 8192, TIMEOUT, &abort).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidData);
+            assert_eq!(error.to_string(), "not to be shared: it has 4096 bytes, not 8192");
             server.join().unwrap().unwrap();
         });
     }
@@ -179,9 +198,9 @@ mod tests {
         let error = offer.serve(&memory, 1, soon, &abort).unwrap_err();
         assert_eq!(error.to_string(), "0 of 1 came for it within 20ms");
         // This process listens and stays silent.
-        let error = SharedMemory::fetch(&offer.address(), soon, &abort).unwrap_err();
+        let error = SharedMemory::fetch(&offer.address(), 1, soon, &abort).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::TimedOut);
-        assert!(SharedMemory::fetch(b"short", TIMEOUT, &abort).is_err());
+        assert!(SharedMemory::fetch(b"short", 1, TIMEOUT, &abort).is_err());
         abort.set();
         assert!(offer.serve(&memory, 1, TIMEOUT, &abort).is_err());
     }

@@ -3,6 +3,7 @@
 
 mod failures;
 mod flaps;
+mod forks;
 mod groups;
 mod hosts;
 mod killed;

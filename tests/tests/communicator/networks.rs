@@ -1,6 +1,7 @@
 //! Ranks that share no memory.
 
 use std::fs;
+use std::path::Path;
 use std::thread;
 
 use invar::{RedOp, Settings};
@@ -99,34 +100,46 @@ fn count(entries: &[Value], name: &str, ends: [&str; 2]) -> [usize; 2] {
     ends.map(|ph| entries.iter().filter(|entry| is(entry, ph)).count())
 }
 
+/// The texts of a rank's traces, one for each communicator.
+fn traces(folder: &Path, rank: u32) -> Vec<String> {
+    let names = fs::read_dir(folder).unwrap().map(|file| file.unwrap().file_name());
+    let names = names.map(|name| name.into_string().unwrap());
+    let names = names.filter(|name| name.ends_with(&format!("-{rank}.json")));
+    names.map(|name| fs::read_to_string(folder.join(name)).unwrap()).collect()
+}
+
 #[test]
-fn what_each_ranks_links_wait_for_is_traced() {
+fn what_the_links_of_each_communicators_ranks_wait_for_is_traced() {
     let folder = tempfile::tempdir().unwrap();
-    let path = |rank: u32| folder.path().join(format!("{rank}.json"));
-    let pattern = folder.path().join("%r.json");
+    let pattern = folder.path().join("%c-%r.json");
     // The dump's thread may live longer than the links, but the trace of the links must be complete.
     let dump = ("NCCL_PROXY_DUMP_SIGNAL", "12");
     let trace = ("INVAR_PROXY_TRACE", pattern.to_str().unwrap());
     let network = [("INVAR_TRANSPORT", "soft"), ("NCCL_SHM_DISABLE", "1")];
     let settings = set(&[network[0], network[1], dump, trace]);
-    ranks(2, &settings, |communicator| {
-        let mut data = vec![1_u32; 300_000];
-        communicator.all_reduce_in_place(&mut data, RedOp::Sum).unwrap();
-        let written = fs::read_to_string(path(communicator.rank())).unwrap();
-        assert!(written.contains("RecvGPUWait"), "a program that is killed leaves its trace");
-        communicator.all_reduce_in_place(&mut data, RedOp::Sum).unwrap();
-        assert!(data.iter().all(|sum| *sum == 4));
-    });
+    for communicators in 1..=2 {
+        ranks(2, &settings, |communicator| {
+            let mut data = vec![1_u32; 300_000];
+            communicator.all_reduce_in_place(&mut data, RedOp::Sum).unwrap();
+            let written = traces(folder.path(), communicator.rank());
+            assert_eq!(written.len(), communicators);
+            let is_written = written.iter().all(|text| text.contains("RecvGPUWait"));
+            assert!(is_written, "a program that is killed leaves its trace");
+            communicator.all_reduce_in_place(&mut data, RedOp::Sum).unwrap();
+            assert!(data.iter().all(|sum| *sum == 4));
+        });
+    }
     for rank in 0..2 {
-        let text = fs::read_to_string(path(rank)).unwrap();
-        let entries: Vec<Value> = serde_json::from_str(&text).unwrap();
-        assert!(entries.iter().all(|entry| entry["tid"] == rank));
-        for name in ["SendPeerWait", "SendWait", "RecvWait", "RecvGPUWait"] {
-            let [begun, ended] = count(&entries, name, ["b", "e"]);
-            assert!(begun > 0 && begun == ended, "{name}: {begun} {ended}");
+        for text in traces(folder.path(), rank) {
+            let entries: Vec<Value> = serde_json::from_str(&text).unwrap();
+            assert!(entries.iter().all(|entry| entry["tid"] == rank));
+            for name in ["SendPeerWait", "SendWait", "RecvWait", "RecvGPUWait"] {
+                let [begun, ended] = count(&entries, name, ["b", "e"]);
+                assert!(begun > 0 && begun == ended, "{name}: {begun} {ended}");
+            }
+            let steps = entries.iter().filter_map(|entry| entry["args"]["step"].as_u64());
+            assert!(steps.max() > Some(1), "each link had several messages");
         }
-        let steps = entries.iter().filter_map(|entry| entry["args"]["step"].as_u64());
-        assert!(steps.max() > Some(1), "each link had several messages");
     }
 }
 

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use invar_core::topology::Direction;
 use invar_linux::proxy::{ChromeTrace, TracedStep};
 
+use super::NetSettings;
 use super::id::{EndId, LinkId};
 use crate::Error;
 
@@ -15,13 +16,17 @@ use crate::Error;
 pub(super) struct LinkTrace(Arc<Mutex<ChromeTrace<BufWriter<File>>>>);
 
 impl LinkTrace {
-    /// Creates the trace's file, a different one for each rank: `%r` in `path` stands for the rank.
-    pub(super) fn create(path: &str, rank: u32, device: u32) -> Result<Self, Error> {
-        let rank = rank.to_string();
-        let path = match path.contains("%r") {
-            true => path.replace("%r", &rank),
-            false => format!("{path}.{rank}"),
-        };
+    /// Creates the trace's file, a different one for each rank of each communicator. In `path`, `%c` stands for the
+    /// communicator and `%r` for the rank. A number that `path` does not ask for follows the name.
+    pub(super) fn create(path: &str, settings: &NetSettings) -> Result<Self, Error> {
+        let NetSettings { communicator, rank, device, .. } = *settings;
+        let mut path = path.to_owned();
+        for (stands, number) in [("%c", format!("{communicator:016x}")), ("%r", rank.to_string())] {
+            path = match path.contains(stands) {
+                true => path.replace(stands, &number),
+                false => format!("{path}.{number}"),
+            };
+        }
         let file = File::create(&path).map_err(|error| {
             Error::io(format_args!("INVAR_PROXY_TRACE: creating {path}"), error)
         })?;
