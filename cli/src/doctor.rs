@@ -1,8 +1,8 @@
 //! `invar doctor`: finds what is wrong with this host.
 //!
 //! The [`host`] is what the [`checks`] look at: the kernel's files, the environment, and the system's
-//! answers. Tests put a stand-in in its place. [`rdma`], [`pci`], [`loader`] and [`nft`] read what checks
-//! need. The [`report`] holds the findings.
+//! answers. Tests put a stand-in in its place. [`rdma`], [`pci`], [`loader`], [`netdev`] and [`nft`] read
+//! what checks need. The [`report`] holds the findings, and [`mend`] what several of them say.
 
 mod checks;
 mod equal;
@@ -10,6 +10,8 @@ mod host;
 mod hosts;
 mod loader;
 mod losses;
+mod mend;
+mod netdev;
 mod nft;
 mod pci;
 mod peer;

@@ -173,8 +173,8 @@ impl Host {
             (None, Some(sysfs)) => PathBuf::from(sysfs),
             (root, _) => root.unwrap_or(Path::new("/")).join("sys"),
         };
+        let nccl_files = add_nccl_files(root, &mut env);
         let root = Folder(root.unwrap_or(Path::new("/")).to_owned());
-        let nccl_files = add_nccl_files(&root, &mut env);
         let refused = remove_refused(&mut env);
         Host {
             sys: Folder(sys),
@@ -214,7 +214,14 @@ impl Host {
             || ["container", "APPTAINER_CONTAINER", "SINGULARITY_CONTAINER"]
                 .iter()
                 .any(|name| self.var(name).is_some())
-            || self.var("KUBERNETES_SERVICE_HOST").is_some()
+            || self.is_kubernetes()
+    }
+
+    /// Whether this process seems to be in a pod of Kubernetes. A login over ssh has lost the pod's variables, but
+    /// not its files.
+    pub(crate) fn is_kubernetes(&self) -> bool {
+        self.var("KUBERNETES_SERVICE_HOST").is_some()
+            || self.root.has("var/run/secrets/kubernetes.io")
     }
 
     /// The interfaces; none if the kernel does not list them, which the check `interfaces` reports.
@@ -231,10 +238,15 @@ impl Host {
 /// Adds the variables of NCCL's files to an environment. NCCL reads first the file that `NCCL_CONF_FILE`
 /// names, or `.nccl.conf` in the user's home, and then `/etc/nccl.conf`. A variable keeps its first value
 /// (NCCL `param.cc initEnv`).
-fn add_nccl_files(root: &Folder, env: &mut BTreeMap<String, String>) -> NcclFiles {
+fn add_nccl_files(root: Option<&Path>, env: &mut BTreeMap<String, String>) -> NcclFiles {
     let var = |name: &str| env.get(name).filter(|value: &&String| !value.is_empty());
-    // NCCL opens a relative path from where its process is.
-    let named = var("NCCL_CONF_FILE").map(|file| std::path::absolute(file).unwrap_or(file.into()));
+    // NCCL opens a relative path from where its process is, which is not known below another root.
+    let absolute = |file: &String| match root {
+        Some(_) => Path::new("/").join(file),
+        None => std::path::absolute(file).unwrap_or(file.into()),
+    };
+    let root = Folder::new(root.unwrap_or(Path::new("/")));
+    let named = var("NCCL_CONF_FILE").map(absolute);
     let of_user = named.or_else(|| Some(Path::new(var("HOME")?).join(".nccl.conf")));
     let files = of_user.into_iter().chain([PathBuf::from("/etc/nccl.conf")]);
     let mut found = Vec::new();

@@ -8,7 +8,7 @@ use super::host::Host;
 const OF_IP: [&str; 3] = ["Tcp.RetransSegs", "Udp.RcvbufErrors", "Udp.SndbufErrors"];
 /// Counters of `/proc/net/snmp6`.
 const OF_IPV6: [&str; 2] = ["Udp6RcvbufErrors", "Udp6SndbufErrors"];
-/// Counters of an RDMA port, by the folder: those that all ports have, and those of mlx5 and rdma_rxe.
+/// Counters of an RDMA port, by the folder: those that all ports have, and those of mlx5, rdma_rxe and bnxt_re.
 const OF_PORTS: [(&str, &[&str]); 2] = [
     ("counters", &["symbol_error", "port_rcv_errors", "port_xmit_discards"]),
     (
@@ -20,6 +20,13 @@ const OF_PORTS: [(&str, &[&str]); 2] = [
             "implied_nak_seq_err",
             "completer_retry_err",
             "rcvd_seq_err",
+            "to_retransmits",
+            "seq_err_naks_rcvd",
+            "missing_resp",
+            "oos_drop_count",
+            "rx_roce_errors",
+            "rx_roce_discards",
+            "tx_roce_discards",
         ],
     ),
 ];
@@ -105,17 +112,20 @@ mod tests {
         let ack = "hw_counters/local_ack_timeout_err";
         host.port(0, ack, "3");
         host.port(1, ack, "3");
+        host.port(1, "hw_counters/to_retransmits", "0");
         host.tree.file("proc/net/snmp", &snmp(5, 9));
         host.tree.file("proc/net/snmp6", "Udp6InDatagrams \t 1\nUdp6RcvbufErrors \t 1");
         let before = Losses::read(&host.host());
         assert_eq!(Losses::read(&host.host()).since(&before), []);
         host.port(1, ack, "10");
+        host.port(1, "hw_counters/to_retransmits", "4");
         host.tree.file("proc/net/snmp", &snmp(6, 9));
         host.tree.file("proc/net/snmp6", "Udp6InDatagrams \t 4\nUdp6RcvbufErrors \t 3");
         let grown = [
             ("Tcp.RetransSegs", 1),
             ("Udp6RcvbufErrors", 2),
             ("mlx5_1 port 1 local_ack_timeout_err", 7),
+            ("mlx5_1 port 1 to_retransmits", 4),
         ];
         let grown = grown.map(|(name, by)| (name.to_owned(), by));
         assert_eq!(Losses::read(&host.host()).since(&before), grown);

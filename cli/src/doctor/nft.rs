@@ -1,10 +1,12 @@
-//! The rules of nftables, and the packets that they surely drop.
+//! The rules of nftables, and the packets that they drop.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
 use serde_json::Value;
+
+use super::netdev;
 
 /// The kernel follows no longer chain of jumps.
 const JUMPS_MAX: u32 = 16;
@@ -30,6 +32,8 @@ pub(crate) struct Dropping {
     pub(crate) chain: String,
     /// The rule or the policy that drops them.
     pub(crate) by: String,
+    /// Whether it drops them all. Otherwise an earlier rule may accept some of them.
+    pub(crate) is_sure: bool,
 }
 
 /// All rules of a network namespace.
@@ -52,7 +56,7 @@ enum Fate {
     /// They are dropped by a rule, which the text names.
     Dropped(String),
     Accepted,
-    /// It depends on facts that are not known.
+    /// A program decides, or there are too many rules to look at.
     Unsure,
     /// They go on in the chain before, or to the policy.
     Returned,
@@ -92,33 +96,50 @@ impl Ruleset {
         Ok(Ruleset(chains))
     }
 
-    /// Finds a chain at a hook that drops all these packets for sure. A rule counts only if it matches
-    /// every such packet, whatever the packet's address or mark.
+    /// Finds a chain at a hook that drops these packets: one that surely drops them all, or else one that
+    /// drops those that no rule of unknown outcome accepts. A rule drops for sure only if it matches every
+    /// such packet, whatever the packet's address or mark.
     pub(crate) fn dropping(&self, hook: &str, packets: &Packets) -> Option<Dropping> {
         let family = if packets.is_ipv6 { "ip6" } else { "ip" };
-        let walk = Walk { rules: self, packets, left: Cell::new(RULES_MAX) };
-        self.0.iter().find_map(|(id, chain)| {
+        let walk =
+            Walk { rules: self, packets, left: Cell::new(RULES_MAX), may_accept: Cell::new(false) };
+        let dropping = |(id, chain): (&ChainId, &Chain)| {
             if chain.hook != hook || !(id[0] == "inet" || id[0] == family) {
                 return None;
             }
+            walk.may_accept.set(false);
             let by = match walk.fate(id, JUMPS_MAX) {
                 Fate::Dropped(by) => by,
                 Fate::Returned if chain.drops_by_policy => {
-                    "its policy is drop, and no rule accepts them".to_owned()
+                    "its policy is drop, and no rule accepts them all".to_owned()
                 }
                 _ => return None,
             };
-            Some(Dropping { chain: id.join(" "), by })
-        })
+            Some(Dropping { chain: id.join(" "), by, is_sure: !walk.may_accept.get() })
+        };
+        self.0.iter().filter_map(dropping).min_by_key(|dropping| !dropping.is_sure)
     }
 }
 
-/// The way of packets through the chains.
+/// The way of packets through the chains. It passes over rules that may match or not.
 struct Walk<'a> {
     rules: &'a Ruleset,
     packets: &'a Packets,
     /// How many more rules may be looked at.
     left: Cell<u32>,
+    /// Whether a rule that was passed over may accept packets.
+    may_accept: Cell<bool>,
+}
+
+/// A rule on the way.
+struct Place<'a> {
+    /// The text by which a finding names the rule.
+    name: &'a str,
+    chain: &'a ChainId,
+    jumps_left: u32,
+    /// Whether some packets may have returned from the chain, by a rule that was passed over. No later rule of
+    /// the chain surely meets them.
+    may_have_left: &'a Cell<bool>,
 }
 
 impl Walk<'_> {
@@ -126,18 +147,20 @@ impl Walk<'_> {
         let Some(chain) = self.rules.0.get(id).filter(|_| jumps_left > 0) else {
             return Fate::Unsure;
         };
+        let may_have_left = &Cell::new(false);
         for (handle, statements) in &chain.rules {
             if self.left.get() == 0 {
                 return Fate::Unsure;
             }
             self.left.set(self.left.get() - 1);
             let rule = format!("its rule with handle {handle} drops them");
-            let rule = if chain.hook.is_empty() {
+            let name = if chain.hook.is_empty() {
                 format!("it jumps to {}, and there {rule}", id[2])
             } else {
                 rule
             };
-            if let Some(fate) = self.rule(statements, &rule, id, jumps_left) {
+            let place = Place { name: &name, chain: id, jumps_left, may_have_left };
+            if let Some(fate) = self.rule(statements, &place) {
                 return fate;
             }
         }
@@ -145,8 +168,8 @@ impl Walk<'_> {
     }
 
     /// The end of the packets by a rule; `None` if they go on to the next one.
-    fn rule(&self, statements: &[Value], name: &str, id: &ChainId, jumps: u32) -> Option<Fate> {
-        let mut is_sure = true;
+    fn rule(&self, statements: &[Value], place: &Place<'_>) -> Option<Fate> {
+        let mut is_sure = !place.may_have_left.get();
         let statements =
             statements.iter().filter_map(|statement| statement.as_object()?.iter().next());
         for (kind, body) in statements {
@@ -155,12 +178,13 @@ impl Walk<'_> {
                 "counter" | "log" | "comment" => Some(true),
                 "accept" | "drop" | "reject" | "return" | "continue" | "jump" | "goto"
                 | "queue" => {
-                    return self.verdict(kind, body, is_sure, (name, id, jumps));
+                    return self.verdict(kind, body, is_sure, place);
                 }
                 "vmap" => {
                     // The entries of a map that has a name are not looked up.
                     let Some(entries) = body["data"]["set"].as_array() else {
-                        return Some(Fate::Unsure);
+                        self.may_accept.set(true);
+                        return None;
                     };
                     for entry in entries {
                         let is_it = self.has(&self.field(&body["key"]), &entry[0]);
@@ -170,7 +194,7 @@ impl Walk<'_> {
                             continue;
                         };
                         let is_sure = is_sure && is_it == Some(true);
-                        let fate = self.verdict(kind, body, is_sure, (name, id, jumps));
+                        let fate = self.verdict(kind, body, is_sure, place);
                         if fate.is_some() {
                             return fate;
                         }
@@ -189,32 +213,30 @@ impl Walk<'_> {
     }
 
     /// The end of packets by a verdict that is surely, or perhaps, given.
-    fn verdict(
-        &self,
-        kind: &str,
-        body: &Value,
-        is_sure: bool,
-        (name, id, jumps): (&str, &ChainId, u32),
-    ) -> Option<Fate> {
+    fn verdict(&self, kind: &str, body: &Value, is_sure: bool, place: &Place<'_>) -> Option<Fate> {
         let fate = match kind {
             "continue" => return None,
             "accept" => Fate::Accepted,
-            "drop" | "reject" => Fate::Dropped(name.to_owned()),
+            "drop" | "reject" => Fate::Dropped(place.name.to_owned()),
             "return" => Fate::Returned,
             "jump" | "goto" => {
-                let [family, table, _] = id.clone();
-                match self.fate(&[family, table, word(&body["target"])], jumps - 1) {
+                let [family, table, _] = place.chain.clone();
+                match self.fate(&[family, table, word(&body["target"])], place.jumps_left - 1) {
                     Fate::Returned if kind == "jump" => return None,
                     fate => fate,
                 }
             }
             _ => Fate::Unsure,
         };
-        match fate {
-            fate if is_sure => Some(fate),
-            Fate::Dropped(_) => None,
-            _ => Some(Fate::Unsure),
+        if is_sure {
+            return Some(fate);
         }
+        match fate {
+            Fate::Dropped(_) => {}
+            Fate::Returned => place.may_have_left.set(true),
+            Fate::Accepted | Fate::Unsure => self.may_accept.set(true),
+        }
+        None
     }
 
     /// Whether a comparison holds for all packets (`true`) or for none.
@@ -256,6 +278,8 @@ impl Walk<'_> {
             ("protocol", _) => Field::Word(ours),
             ("iif" | "iifname" | "oif" | "oifname", _) => Field::Interface,
             (_, "state") => Field::Word("new"),
+            // The first packet of a flow has no NAT status, unless a rule redirects it.
+            (_, "status") => Field::Word(""),
             _ => Field::Unknown,
         }
     }
@@ -284,7 +308,11 @@ impl Walk<'_> {
             Field::Word(word) => {
                 value.as_str().filter(|value| !value.starts_with('@')).map(|value| value == *word)
             }
-            Field::Interface => (value == "lo").then_some(false),
+            // Packets of other hosts come by none of these.
+            Field::Interface => {
+                let name = value.as_str().unwrap_or_default();
+                (name == "lo" || netdev::is_of_guests(name)).then_some(false)
+            }
             Field::Absent => Some(false),
             Field::Unknown => None,
         }
@@ -297,6 +325,8 @@ fn word(value: &Value) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::slice;
+
     use serde_json::json;
 
     use super::*;
@@ -315,8 +345,8 @@ mod tests {
         json!({ "match": { "op": op, "left": left, "right": right } })
     }
 
-    /// The text by which an input chain with this policy and these rules drops UDP to port 4791.
-    fn dropped(policy: &str, rules: &[Value]) -> Option<String> {
+    /// How an input chain with this policy and these rules drops UDP to port 4791.
+    fn dropping(policy: &str, rules: &[Value]) -> Option<Dropping> {
         let chain =
             |name: &str| json!({ "chain": { "family": "inet", "table": "t", "name": name } });
         let mut input = chain("in");
@@ -329,7 +359,12 @@ mod tests {
         assert_eq!(rules.dropping("output", &packets), None);
         let dropping = rules.dropping("input", &packets)?;
         assert_eq!(dropping.chain, "inet t in");
-        Some(dropping.by)
+        Some(dropping)
+    }
+
+    /// The text by which that chain surely drops them.
+    fn dropped(policy: &str, rules: &[Value]) -> Option<String> {
+        dropping(policy, rules).filter(|dropping| dropping.is_sure).map(|dropping| dropping.by)
     }
 
     #[test]
@@ -365,6 +400,8 @@ mod tests {
             (true, vec![json!({ "vmap": { "key": port, "data": "@verdicts" } })]),
             // Of these they are not.
             (false, vec![is("==", &meta("iifname"), json!("lo"))]),
+            (false, vec![is("==", &meta("iifname"), json!("docker0"))]),
+            (false, vec![is("in", &json!({ "ct": { "key": "status" } }), json!("dnat"))]),
             (false, vec![is("in", &state, json!(["established", "related"]))]),
             (false, vec![is("==", &port, json!({ "set": [22, { "range": [80, 90] }] }))]),
             (false, vec![is("<", &port, json!(4791))]),
@@ -394,9 +431,50 @@ mod tests {
         assert_eq!(dropped("accept", &[jump(&limit), there]), None);
         assert_eq!(dropped("drop", &[jump(&limit), rule("other", &four, "accept")]), None);
         let policy = dropped("drop", &[jump(&[])]);
-        assert_eq!(policy.as_deref(), Some("its policy is drop, and no rule accepts them"));
+        assert_eq!(policy.as_deref(), Some("its policy is drop, and no rule accepts them all"));
         // No kernel has this.
         assert_eq!(dropped("drop", &[jump(&[]), rule("other", &[], "jump other")]), None);
+    }
+
+    #[test]
+    fn a_chain_may_drop_packets_that_only_rules_of_unknown_outcome_accept() {
+        let is_sure = |policy, rules: &[Value]| Some(dropping(policy, rules)?.is_sure);
+        let from = json!({ "payload": { "protocol": "ip", "field": "saddr" } });
+        let some = [is("==", &from, json!("10.0.0.1"))];
+        let [accept, drop, jump] = ["accept", "drop", "jump other"].map(|to| rule("in", &some, to));
+        assert_eq!(is_sure("drop", slice::from_ref(&accept)), Some(false));
+        assert_eq!(is_sure("accept", &[accept.clone(), rule("in", &[], "reject")]), Some(false));
+        assert_eq!(is_sure("drop", &[jump, rule("other", &[], "accept")]), Some(false));
+        assert_eq!(is_sure("drop", slice::from_ref(&drop)), Some(true));
+        // Every packet is accepted in the end, if no rule has dropped it.
+        assert_eq!(is_sure("accept", &[drop.clone(), accept]), None);
+        assert_eq!(is_sure("drop", &[drop, rule("in", &[], "accept")]), None);
+        assert_eq!(is_sure("drop", &[rule("in", &[], "queue")]), None);
+    }
+
+    #[test]
+    fn rules_behind_a_return_of_unknown_outcome_drop_nothing_for_sure() {
+        let is_sure = |policy, rules: &[Value]| {
+            let jump = rule("in", &[], "jump other");
+            Some(dropping(policy, &[&[jump], rules].concat())?.is_sure)
+        };
+        let kind = json!({ "fib": { "result": "type", "flags": ["daddr"] } });
+        let some = [is("==", &kind, json!("local"))];
+        let back = rule("other", &some, "return");
+        let [accept, drop] = ["accept", "drop"].map(|to| rule("other", &[], to));
+        let by_map =
+            json!({ "vmap": { "key": kind, "data": { "set": [["local", { "return": null }]] } } });
+        for back in [&back, &rule("other", &[by_map], "continue")] {
+            let dropped = [back.clone(), drop.clone()];
+            assert_eq!(is_sure("accept", &dropped), None);
+            let [first, second] = dropped.clone();
+            assert_eq!(is_sure("drop", &[first, second, rule("in", &[], "accept")]), None);
+            // Whoever returns is dropped later.
+            assert_eq!(is_sure("drop", &dropped), Some(true));
+        }
+        assert_eq!(is_sure("drop", &[back, accept]), Some(false));
+        let goto = [rule("other", &some, "goto third"), rule("third", &[], "return")];
+        assert_eq!(is_sure("accept", &[&goto[..], &[drop]].concat()), None);
     }
 
     #[test]

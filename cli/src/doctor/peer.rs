@@ -11,6 +11,7 @@ use invar::{Device, Settings};
 use super::equal;
 use super::host::Host;
 use super::losses::Losses;
+use super::mend::set_mtu;
 use super::report::{Finding, Report, Severity};
 use crate::failure::Failure;
 use crate::perf::SERVER_PORT;
@@ -71,6 +72,13 @@ impl Pair {
     }
 }
 
+/// The reason why a host does not answer.
+struct Silence {
+    failure: Failure,
+    /// Whether the host's name stands for an address.
+    is_found: bool,
+}
+
 /// Shows which pair is tried: a bar on a terminal, and a line for each pair elsewhere. Both go to stderr.
 struct Progress {
     bar: ProgressBar,
@@ -128,15 +136,24 @@ fn in_rounds<T, D: PartialEq>(pairs: Vec<T>, of: impl Fn(&T) -> D) -> Vec<T> {
 }
 
 /// Calls each of the hosts, many at a time.
-fn call(addrs: &[String]) -> Vec<Result<Peer, Failure>> {
-    let call = |addrs: &[String]| {
+fn call_all(addrs: &[String]) -> Vec<Result<Peer, Silence>> {
+    let call_some = |addrs: &[String]| {
         thread::scope(|scope| {
-            let calls: Vec<_> = addrs.iter().map(|addr| scope.spawn(|| Peer::call(addr))).collect();
-            let no_answer = |_| Err(Failure::new("the call ended in a panic"));
+            let calls: Vec<_> = addrs.iter().map(|addr| scope.spawn(|| call(addr))).collect();
+            let no_answer = |_| {
+                let failure = Failure::new("the call ended in a panic");
+                Err(Silence { failure, is_found: true })
+            };
             calls.into_iter().map(|call| call.join().unwrap_or_else(no_answer)).collect::<Vec<_>>()
         })
     };
-    addrs.chunks(CALLS).flat_map(call).collect()
+    addrs.chunks(CALLS).flat_map(call_some).collect()
+}
+
+fn call(addr: &str) -> Result<Peer, Silence> {
+    let silence = |is_found| move |failure| Silence { failure, is_found };
+    let addrs = resolved(addr, Some(SERVER_PORT)).map_err(silence(false))?;
+    Peer::call(addrs).map_err(silence(true))
 }
 
 /// Tries pairs of devices of one transport, one pair at a time.
@@ -157,11 +174,13 @@ pub(super) fn check(
     let own = About::here(settings);
     let mut peers = Vec::new();
     let mut hosts = Vec::new();
-    for (addr, peer) in addrs.iter().zip(call(addrs)) {
+    for (addr, peer) in addrs.iter().zip(call_all(addrs)) {
         let outcome = match &peer {
-            Err(failure) if failure.is_usage() => return Err(Failure::usage(failure)),
-            Err(failure) => {
-                tell_silent(addr, failure, report);
+            Err(Silence { failure, .. }) if failure.is_usage() => {
+                return Err(Failure::usage(failure));
+            }
+            Err(silence) => {
+                tell_silent(addr, silence, report);
                 Outcome::Silent
             }
             Ok(peer) => {
@@ -227,16 +246,16 @@ pub(super) fn check(
     Ok(hosts)
 }
 
-fn tell_silent(addr: &str, failure: &Failure, report: &mut Report) {
+fn tell_silent(addr: &str, silence: &Silence, report: &mut Report) {
     report.find(Finding {
         severity: Severity::Bad,
         id: "peer-silent",
         subject: addr.to_owned(),
-        what: failure.to_string(),
+        what: silence.failure.to_string(),
         costs: "nothing else of this peer can be tried".to_owned(),
-        mend: match resolved(addr, Some(SERVER_PORT)) {
-            Ok(_) => "invar doctor --serve   # on that host, and a firewall must let its port pass",
-            Err(_) => "getent hosts NAME   # then DNS or /etc/hosts",
+        mend: match silence.is_found {
+            true => "invar doctor --serve   # on that host, and a firewall must let its port pass",
+            false => "getent hosts NAME   # then DNS or /etc/hosts",
         }
         .to_owned(),
     });
@@ -362,10 +381,8 @@ fn conclusion(
             let what = format!(
                 "short messages pass: a path MTU of {passes} works, and one of {fails} does not: {failure}"
             );
-            let mend = format!(
-                "ip link set INTERFACE mtu {}   # at both ends; or a larger MTU at each switch between them",
-                passes + HEADERS
-            );
+            let and = "at both ends, or a larger MTU at each switch between them";
+            let mend = set_mtu("INTERFACE", passes + HEADERS, and);
             ("pair-mtu", what, mend)
         }
     }
@@ -385,6 +402,20 @@ mod tests {
         };
         let outcome = outcome.map(tried).map_err(|text| Failure::new(text).into());
         Pair { ours: ours.to_owned(), theirs: theirs.to_owned(), outcome }
+    }
+
+    #[test]
+    fn the_advice_on_a_silent_host_follows_from_the_call() {
+        for (is_found, command) in [(true, "invar doctor --serve "), (false, "getent hosts ")] {
+            let mut report = Report::default();
+            let silence = Silence { failure: Failure::new("refused"), is_found };
+            tell_silent("node8.invalid", &silence, &mut report);
+            let mend = &report.finding("peer-silent").mend;
+            assert!(mend.starts_with(command), "{mend}");
+        }
+        let is_found = |addr| call(addr).err().map(|silence| silence.is_found);
+        assert_eq!(is_found("127.0.0.1:0"), Some(true));
+        assert_eq!(is_found("node8:port"), Some(false));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! RDMA devices as the kernel's files show them.
 
+use std::collections::BTreeMap;
 use std::net::Ipv6Addr;
 
 use invar_core::device::NameFilter;
@@ -53,15 +54,36 @@ impl RdmaDevice {
         host.rdma_devices().into_iter().map(|name| RdmaDevice::read(host, name)).collect()
     }
 
-    /// The devices that Invar and NCCL use, with the ports that they use: those of a network that both
-    /// know, if `NCCL_IB_HCA` takes them.
+    /// The devices that Invar and NCCL should use, with their ports. A container sees the devices of its host in
+    /// `/sys`, and has the files of some: these are its devices. If it has no file, and on other hosts, these
+    /// are all devices that fit.
     pub(crate) fn used(host: &Host) -> Vec<RdmaDevice> {
+        let mut devices = RdmaDevice::fitting(host);
+        let files = RdmaDevice::files(host);
+        let has_file = |device: &RdmaDevice| {
+            files.get(&device.name).is_some_and(|file| host.dev.has(&format!("infiniband/{file}")))
+        };
+        if host.is_container() && devices.iter().any(has_file) {
+            devices.retain(|device| !files.contains_key(&device.name) || has_file(device));
+        }
+        devices
+    }
+
+    /// The devices with ports of a network that Invar and NCCL know, if `NCCL_IB_HCA` takes them.
+    pub(crate) fn fitting(host: &Host) -> Vec<RdmaDevice> {
         let mut devices = RdmaDevice::taken(host);
         for device in &mut devices {
             device.ports.retain(|port| port.is_infiniband() || port.is_roce());
         }
         devices.retain(|device| !device.ports.is_empty());
         devices
+    }
+
+    /// The names of the files in `/dev/infiniband` by which programs reach the devices, by device.
+    pub(crate) fn files(host: &Host) -> BTreeMap<String, String> {
+        let names = host.sys.names("class/infiniband_verbs").into_iter();
+        let device = |name: &str| host.sys.known(&format!("class/infiniband_verbs/{name}/ibdev"));
+        names.filter_map(|name| Some((device(&name)?, name))).collect()
     }
 
     /// The names of [`RdmaDevice::used`].
@@ -145,6 +167,11 @@ impl RdmaPort {
             rate: text("rate"),
             gids: host.sys.names(&format!("{path}/gids")).into_iter().filter_map(gid).collect(),
         }
+    }
+
+    /// The name of the port's device.
+    pub(crate) fn device(&self) -> &str {
+        self.title.split(' ').next().unwrap_or_default()
     }
 
     pub(crate) fn is_infiniband(&self) -> bool {

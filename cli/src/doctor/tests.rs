@@ -169,3 +169,13 @@ fn variables_of_nccls_files_count_after_those_of_the_environment() {
     host.tree.file("opt/nccl.conf", "NCCL_IB_TIMEUOT=1\n");
     assert_eq!(host.findings().len(), 3);
 }
+
+#[test]
+fn a_relative_file_of_nccl_is_below_the_root_that_is_given() {
+    let mut host = StandIn::plain();
+    host.set("NCCL_CONF_FILE", "job/nccl.conf");
+    host.tree.file("job/nccl.conf", "NCCL_IB_TIMOUT=22\n");
+    assert_eq!(host.findings(), ["warn setting-unknown NCCL_IB_TIMOUT"]);
+    let mend = host.examine().finding("setting-unknown").mend.clone();
+    assert!(mend.starts_with("sed -i '/^NCCL_IB_TIMOUT=/d' /job/nccl.conf "), "{mend}");
+}

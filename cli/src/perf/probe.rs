@@ -116,9 +116,8 @@ impl ClockOffset {
 }
 
 impl Peer {
-    /// Asks the server at `addr` for its devices.
-    pub(crate) fn call(addr: &str) -> Result<Self, Failure> {
-        let addrs = resolved(addr, Some(SERVER_PORT))?;
+    /// Asks the server at one of these addresses for its devices.
+    pub(crate) fn call(addrs: Vec<SocketAddr>) -> Result<Self, Failure> {
         let before = about::now_us();
         let Hello { mut devices, about, addrs: [ours, theirs] } = client::offers(&addrs)?;
         // The server has read its clock at some time between these two.

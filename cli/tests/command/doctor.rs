@@ -4,6 +4,7 @@ use std::path::Path;
 use std::process::Command;
 
 use invar_testkit::fake_cuda::FakeCuda;
+use invar_testkit::skip::{NAMESPACES, skip};
 use invar_testkit::sysfs::Tree;
 use invar_testkit::unused;
 use serde_json::Value;
@@ -127,7 +128,7 @@ fn unshared(flags: &str, shell_line: &str, args: &[&str]) -> Option<Outcome> {
     let mut probe = Command::new("unshare");
     let may = shell::clean(&mut probe).args([flags, "true"]).output();
     if !may.is_ok_and(|output| output.status.success()) {
-        eprintln!("skipped: no `unshare {flags}` here");
+        skip(NAMESPACES, format!("no `unshare {flags}` here"));
         return None;
     }
     let mut command = Command::new("unshare");

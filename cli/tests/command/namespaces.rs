@@ -348,27 +348,28 @@ fn found(hosts: &Hosts, begin: &str, args: &[&str]) -> Vec<[String; 2]> {
 #[test]
 fn the_doctor_names_the_rules_that_drop_the_ports_of_the_settings() {
     let Some(hosts) = Hosts::or_skip(1500) else { return };
-    let ids = |rules: &str| {
+    let ids = |rules: &str, verb: &str| {
         hosts.filter(1, rules).unwrap();
         let found = found(&hosts, "firewall", &["firewall"]);
-        assert!(
-            found.iter().all(|[_, what]| what.contains("chain inet invar in at the hook input"))
-        );
+        let chain = format!("chain inet invar in at the hook input {verb} ");
+        assert!(found.iter().all(|[_, what]| what.contains(&chain)), "{rules}: {found:?}");
         found.into_iter().map(|[id, _]| id).collect::<Vec<_>>()
     };
     let usual =
         "policy drop; ct state established,related accept; iif lo accept; tcp dport 22 accept";
+    let both = &["firewall-udp", "firewall-tcp"][..];
     for (rules, dropped) in [
-        (usual.to_owned(), &["firewall-udp", "firewall-tcp"][..]),
+        (usual.to_owned(), both),
         (format!("{usual}; tcp dport 20000-21000 accept"), &["firewall-udp"]),
         (format!("{usual}; tcp dport 20000-21000 accept; udp dport 4791 accept"), &[]),
-        (format!("{usual}; ip saddr 192.0.2.0/24 accept"), &[]),
         ("udp dport { 53, 4791 } drop".to_owned(), &["firewall-udp"]),
         ("meta l4proto udp reject".to_owned(), &["firewall-udp"]),
         ("udp dport 4792 drop; ip saddr 203.0.113.1 drop".to_owned(), &[]),
     ] {
-        assert_eq!(ids(&rules), dropped, "{rules}");
+        assert_eq!(ids(&rules, "drops"), dropped, "{rules}");
     }
+    // Only the hosts of this network may pass.
+    assert_eq!(ids(&format!("{usual}; ip saddr 192.0.2.0/24 accept"), "may drop"), both);
 }
 
 #[test]

@@ -4,6 +4,7 @@ use invar_core::param::TransportChoice;
 use invar_linux::udp;
 
 use crate::doctor::host::{Blind, Host};
+use crate::doctor::mend::sysctl;
 use crate::doctor::rdma::RdmaDevice;
 use crate::doctor::report::{Finding, Report, Severity};
 
@@ -93,7 +94,7 @@ fn check_limit(host: &Host, limit: &Limit, report: &mut Report) {
         subject: name.clone(),
         what: format!("{now}, less than {least}"),
         costs: (*costs).to_owned(),
-        mend: format!("sysctl -w {name}={value}   # for ever: a file in /etc/sysctl.d"),
+        mend: sysctl(&format!("{name}={value}")),
     });
 }
 

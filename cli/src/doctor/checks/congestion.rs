@@ -3,6 +3,7 @@
 use invar_linux::tcp::Congestion;
 
 use crate::doctor::host::Host;
+use crate::doctor::mend::sysctl;
 use crate::doctor::report::{Finding, Report, Severity};
 
 const ALLOWED: &str = "net.ipv4.tcp_allowed_congestion_control";
@@ -36,7 +37,7 @@ pub(super) fn check(host: &Host, report: &mut Report) {
             return report.find(find("congestion-unknown", what, format!("modprobe tcp_{name}")));
         }
         let what = format!("only root may use {name}; all may use {}", allowed.join(" "));
-        let mend = format!("sysctl -w {ALLOWED}='{} {name}'", allowed.join(" "));
+        let mend = sysctl(&format!("{ALLOWED}='{} {name}'", allowed.join(" ")));
         return report.find(find("congestion-refused", what, mend));
     }
     let own = Congestion::WITHIN_A_HOST;
@@ -52,6 +53,6 @@ pub(super) fn check(host: &Host, report: &mut Report) {
             "connections within the host use the system's default, and a control that paces has \
                 half the throughput there"
                 .to_owned(),
-        mend: format!("sysctl -w {ALLOWED}='{} {own}'", allowed.join(" ")),
+        mend: sysctl(&format!("{ALLOWED}='{} {own}'", allowed.join(" "))),
     });
 }

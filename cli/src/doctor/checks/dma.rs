@@ -8,6 +8,10 @@ use crate::doctor::pci;
 use crate::doctor::rdma::RdmaDevice;
 use crate::doctor::report::{Finding, Report, Severity};
 
+/// The kernel's parameter by which the IOMMU leaves addresses as they are.
+const PASSTHROUGH: &str =
+    if cfg!(target_arch = "x86_64") { "iommu=pt" } else { "iommu.passthrough=1" };
+
 pub(super) fn check(host: &Host, report: &mut Report) {
     let devices = RdmaDevice::names_used(host);
     if devices.is_empty() {
@@ -62,9 +66,10 @@ fn iommu(host: &Host, device: &str, has_gpus: bool, report: &mut Report) {
                 false => "registration and transfers take longer",
             }
             .to_owned(),
-            mend: "add iommu=pt to the kernel's command line (GRUB_CMDLINE_LINUX in \
-                   /etc/default/grub), update-grub, reboot"
-                .to_owned(),
+            mend: format!(
+                "grubby --update-kernel=ALL --args={PASSTHROUGH}   # Debian, Ubuntu: in GRUB_CMDLINE_LINUX of \
+                 /etc/default/grub, then update-grub; then reboot"
+            ),
         }),
         _ => report.well(format!("{device}: no IOMMU translates its addresses")),
     }

@@ -43,7 +43,7 @@ pub(super) fn check(host: &Host, report: &mut Report) {
         }
     }
     if is_well {
-        report.well("no rule of nftables surely drops the packets of Invar");
+        report.well("no rule of nftables drops the packets of Invar, as far as the check can tell");
     }
 }
 
@@ -96,21 +96,33 @@ fn dropped(host: &Host, rules: &Ruleset, hook: &str, of: &Ports) -> Option<Findi
         ("every port that the system picks".to_owned(), dropping?)
     } else {
         let found = |port| Some((port, rules.dropping(hook, &packets(port..=port))?));
-        let (port, dropping) = range.ports().take(PORTS_MAX).find_map(found)?;
+        let all = range.ports().take(PORTS_MAX).filter_map(found);
+        let (port, dropping) = all.min_by_key(|(_, dropping)| !dropping.is_sure)?;
         (format!("port {port}"), dropping)
     };
-    let Dropping { chain, by } = dropping;
-    let accept = |ports: &str| {
-        format!(
+    let Dropping { chain, by, is_sure } = dropping;
+    // firewalld writes its table anew, and would lose a rule of nft. Its zones are of the hook input.
+    let is_firewalld = chain.split(' ').nth(1) == Some("firewalld") && hook == "input";
+    let accept = |ports: &str| match is_firewalld {
+        true => format!(
+            "firewall-cmd --permanent --add-port={ports}/{protocol} && firewall-cmd --reload   # with \
+             --zone=ZONE, unless the interface is in the default zone"
+        ),
+        false => format!(
             "nft insert rule {chain} {protocol} dport {ports} accept   # for ever: a line in /etc/nftables.conf"
-        )
+        ),
+    };
+    let (drops, unless) = match is_sure {
+        true => ("drops", ""),
+        false => ("may drop", "; earlier rules may accept some of them"),
     };
     Some(Finding {
-        severity: if *is_needed { Severity::Bad } else { Severity::Note },
+        // An administrator may let the hosts of the cluster pass.
+        severity: if *is_needed && is_sure { Severity::Bad } else { Severity::Note },
         id,
         subject: subject.clone(),
         what: format!(
-            "nftables' chain {chain} at the hook {hook} drops {} to {at}: {by}",
+            "nftables' chain {chain} at the hook {hook} {drops} {} to {at}: {by}{unless}",
             protocol.to_uppercase()
         ),
         costs: (*costs).to_owned(),

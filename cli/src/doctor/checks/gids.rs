@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use invar_linux::interface::{Interface, InterfaceAddress, is_link_local};
 
 use crate::doctor::host::Host;
+use crate::doctor::mend::sysctl;
 use crate::doctor::rdma::{Gid, RdmaDevice, RdmaPort};
 use crate::doctor::report::{Finding, Report, Severity};
 
@@ -17,8 +18,11 @@ pub(super) fn check(host: &Host, report: &mut Report) {
         return report.well("no active port of RoCE, which alone needs a GID of an address");
     }
     let interfaces = host.interfaces();
+    let mut without_v2: Vec<&str> =
+        ports.iter().filter(|port| lacks_v2(port)).map(|port| port.device()).collect();
+    without_v2.dedup();
     for port in &ports {
-        check_port(host, port, &interfaces, report);
+        check_port(host, port, &without_v2, &interfaces, report);
     }
     for (at, port) in ports.iter().enumerate() {
         let other =
@@ -55,9 +59,10 @@ fn shared(port: &RdmaPort, other: &RdmaPort) -> Finding {
             other.title
         ),
         costs: "a peer may send to the wrong card, which drops the packets (error 12)".to_owned(),
-        mend: "sysctl -w net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2   # or a subnet \
-               for each device; then at the peers: ip neigh flush all"
-            .to_owned(),
+        mend: format!(
+            "{}; or a subnet for each device; then at the peers: ip neigh flush all",
+            sysctl("net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2")
+        ),
     }
 }
 
@@ -66,7 +71,21 @@ fn ip(gid: &Gid) -> IpAddr {
     gid.address.to_ipv4_mapped().map_or(IpAddr::V6(gid.address), IpAddr::V4)
 }
 
-fn check_port(host: &Host, port: &RdmaPort, interfaces: &[Interface], report: &mut Report) {
+/// Whether a port has GIDs of addresses, and none of them is of RoCE v2. The kernel makes a GID of each address,
+/// and of each RoCE version that the driver knows.
+fn lacks_v2(port: &RdmaPort) -> bool {
+    let has_address = port.gids.iter().any(|gid| !is_link_local(&ip(gid)));
+    has_address && port.gids.iter().all(|gid| !gid.is_roce_v2)
+}
+
+/// `without_v2` names all devices with a port that [`lacks_v2`].
+fn check_port(
+    host: &Host,
+    port: &RdmaPort,
+    without_v2: &[&str],
+    interfaces: &[Interface],
+    report: &mut Report,
+) {
     let netdev = port.netdev().unwrap_or("INTERFACE");
     let find = |severity, id, what: String, costs: &str, mend: String| Finding {
         severity,
@@ -87,7 +106,19 @@ fn check_port(host: &Host, port: &RdmaPort, interfaces: &[Interface], report: &m
     if v2.is_empty() {
         let what = "none of its GIDs is of RoCE v2".to_owned();
         let costs = "RoCE v1 is not routed, and peers with RoCE v2 do not answer (error 12)";
-        let mend = format!("cma_roce_mode -d {} -p {} -m 2", device(port), port.number);
+        let mend = if lacks_v2(port) {
+            let names = without_v2.join(",");
+            let leave_out = match host.var("NCCL_IB_HCA") {
+                Some(_) => format!("leave {names} out of NCCL_IB_HCA"),
+                None => format!("export NCCL_IB_HCA=^={names}"),
+            };
+            format!(
+                "{leave_out}   # the driver makes no GID of RoCE v2 of the addresses: update driver and \
+                 firmware, or replace the card"
+            )
+        } else {
+            format!("{add}   # the kernel makes a GID of each address")
+        };
         report.find(find(Severity::Bad, "gid-no-roce-v2", what, costs, mend));
     } else if v2.iter().all(|gid| is_link_local(&ip(gid))) {
         let what = format!("all its GIDs of RoCE v2 are link-local, as {}", ip(v2[0]));
@@ -190,8 +221,4 @@ fn chosen(
         ),
     });
     false
-}
-
-fn device(port: &RdmaPort) -> &str {
-    port.title.split(' ').next().unwrap_or_default()
 }

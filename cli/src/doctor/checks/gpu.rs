@@ -8,6 +8,14 @@ use crate::doctor::pci;
 use crate::doctor::rdma::RdmaDevice;
 use crate::doctor::report::{Finding, Report, Severity};
 
+/// Drivers of RDMA cards that register DMA-BUFs, and the first kernel in which each does so.
+const DMABUF: [(&str, (u32, u32)); 4] =
+    [("mlx5_core", (5, 12)), ("ice", (6, 3)), ("i40e", (6, 3)), ("bnxt_en", (6, 6))];
+/// No older kernel of kernel.org lets any driver register DMA-BUFs.
+const DMABUF_SINCE: (u32, u32) = (5, 12);
+
+const PEERMEM: &str =
+    "modprobe nvidia-peermem   # needs MLNX_OFED, DOCA-OFED or a kernel with peer memory";
 const STAGED: &str = "messages of GPU memory pass through host memory, at a part of the speed";
 
 pub(super) fn check(host: &Host, report: &mut Report) {
@@ -56,30 +64,28 @@ pub(super) fn check(host: &Host, report: &mut Report) {
     if devices.is_empty() {
         return report.well("GPUs, and no RDMA device to use with them");
     }
-    gpudirect(host, &version, report);
+    gpudirect(host, &version, &devices, report);
     distances(host, &gpus, &devices, report);
 }
 
-/// Finds a kernel that has neither of the two ways.
-fn gpudirect(host: &Host, version: &str, report: &mut Report) {
+/// Finds drivers that have neither of the two ways.
+fn gpudirect(host: &Host, version: &str, devices: &[String], report: &mut Report) {
     if let Some(peermem) = Sysfs::new(host.sys.path("")).peermem() {
         return report.well(format!("{} {} is loaded", peermem.module, peermem.version));
     }
-    let is_open = version.contains("Open Kernel Module");
     let kernel = host.proc.known("sys/kernel/osrelease").unwrap_or_default();
-    // Kernels since 5.12 let RDMA devices register DMA-BUFs.
-    let is_new = numbers(&kernel) >= Some((5, 12));
-    let is_allowed = host.params().dmabuf_enable;
-    if is_open && is_new && is_allowed {
-        return report
-            .well("NVIDIA's open kernel module exports DMA-BUFs, and the kernel takes them");
-    }
-    let why = if !is_allowed {
-        "NCCL_DMABUF_ENABLE=0".to_owned()
-    } else if !is_open {
-        "NVIDIA's closed kernel module exports no DMA-BUF".to_owned()
+    let (why, mend) = if !host.params().dmabuf_enable {
+        let unset = host.unset("NCCL_DMABUF_ENABLE");
+        ("NCCL_DMABUF_ENABLE=0".to_owned(), format!("{unset}   # or modprobe nvidia-peermem"))
+    } else if !version.contains("Open Kernel Module") {
+        let mend =
+            format!("{PEERMEM}; or install NVIDIA's open kernel module, which exports DMA-BUFs");
+        ("NVIDIA's closed kernel module exports no DMA-BUF".to_owned(), mend)
+    } else if numbers(&kernel) < Some(DMABUF_SINCE) {
+        let why = format!("Linux {kernel} lets no RDMA device register a DMA-BUF");
+        (why, format!("{PEERMEM}; or install Linux 5.12 or later"))
     } else {
-        format!("Linux {kernel} lets no RDMA device register a DMA-BUF")
+        return devices.iter().for_each(|device| dmabuf(host, device, &kernel, report));
     };
     report.find(Finding {
         severity: Severity::Warn,
@@ -87,13 +93,27 @@ fn gpudirect(host: &Host, version: &str, report: &mut Report) {
         subject: String::new(),
         what: format!("nvidia-peermem is not loaded, and {why}"),
         costs: STAGED.to_owned(),
-        mend: match is_allowed {
-            true => "modprobe nvidia-peermem".to_owned(),
-            false => {
-                format!("{}   # or modprobe nvidia-peermem", host.unset("NCCL_DMABUF_ENABLE"))
-            }
-        },
+        mend,
     });
+}
+
+/// Tells whether a device's driver registers DMA-BUFs. A distributor's kernel may have a newer driver than its
+/// number says.
+fn dmabuf(host: &Host, device: &str, kernel: &str, report: &mut Report) {
+    let driver = host.sys.link_name(&format!("class/infiniband/{device}/device/driver"));
+    let driver = driver.unwrap_or_default();
+    match DMABUF.iter().find(|(name, _)| driver.split('.').next() == Some(*name)) {
+        Some((_, since)) if numbers(kernel) >= Some(*since) => report.well(format!(
+            "{device}: NVIDIA's open kernel module exports DMA-BUFs, and the driver {driver} registers them"
+        )),
+        Some((_, (major, minor))) => report.unseen(format!(
+            "{device}: the driver {driver} registers DMA-BUFs since Linux {major}.{minor}, and this is {kernel}; \
+             `invar devices` tries it"
+        )),
+        None => report.unseen(format!(
+            "{device}: whether its driver registers DMA-BUFs; `invar devices` tries it"
+        )),
+    }
 }
 
 /// Finds GPUs with no RDMA device near enough.

@@ -4,14 +4,9 @@ use invar_core::device::NameFilter;
 use invar_linux::interface::{Found, Interface, Rules, find};
 
 use crate::doctor::host::Host;
+use crate::doctor::mend::and_others;
+use crate::doctor::netdev;
 use crate::doctor::report::{Finding, Report, Severity};
-
-/// The beginnings of names that container engines, hypervisors and network plugins give to interfaces.
-/// Such an interface leads to this host's guests only.
-const VIRTUAL: [&str; 12] = [
-    "docker", "virbr", "veth", "vnet", "cni", "flannel", "cali", "lxc", "lxd", "podman", "kube",
-    "ifb",
-];
 
 pub(super) fn check(host: &Host, report: &mut Report) {
     let interfaces = match host.system.interfaces() {
@@ -25,57 +20,55 @@ pub(super) fn check(host: &Host, report: &mut Report) {
         Ok(found) => found,
         Err(error) => return report.find(none(host, set, &interfaces, &error.to_string())),
     };
-    let mut is_well = true;
-    let good: Vec<&str> =
-        found.iter().map(|f| f.interface.name.as_str()).filter(|n| !is_virtual(n)).collect();
+    let (detours, direct): (Vec<Found>, Vec<Found>) =
+        found.iter().copied().partition(|found| is_detour(&found.interface.name));
     let first = found[0].interface;
-    for (at, Found { interface, addr }) in found.iter().enumerate() {
-        let name = &interface.name;
-        let found = |severity, id, what: String, costs: &str, mend| Finding {
-            severity,
-            id,
-            subject: name.clone(),
-            what,
-            costs: costs.to_owned(),
-            mend,
-        };
-        if interface.loopback && at == 0 {
-            is_well = false;
-            let what = format!("Invar and NCCL choose loopback ({})", addr.ip());
-            let costs = "no other host reaches this one";
-            let mend = match set {
+    if first.loopback {
+        report.find(Finding {
+            // A user who names loopback wants it.
+            severity: if set.is_some() { Severity::Note } else { Severity::Warn },
+            id: "interface-loopback",
+            subject: first.name.clone(),
+            what: format!("Invar and NCCL choose loopback ({})", found[0].addr.ip()),
+            costs: "no other host reaches this one".to_owned(),
+            mend: match set {
                 Some(_) => host.unset("NCCL_SOCKET_IFNAME"),
                 None => "ip address add ADDRESS/LENGTH dev INTERFACE && ip link set INTERFACE up"
                     .to_owned(),
-            };
-            // A user who names loopback wants it.
-            let severity = if set.is_some() { Severity::Note } else { Severity::Warn };
-            report.find(found(severity, "interface-loopback", what, costs, mend));
-        } else if is_virtual(name) {
-            is_well = false;
-            let (id, what) = match at {
-                0 => (
-                    "interface-virtual",
-                    "Invar and NCCL choose this interface first, and it leads to guests of this host only",
-                ),
-                _ => (
-                    "interface-virtual-too",
-                    "NCCL and Invar also use this interface, which leads to guests of this host only",
-                ),
-            };
-            let costs = "connections to other hosts fail, or wait until they time out";
-            let names = if good.is_empty() {
-                "INTERFACE".to_owned()
-            } else {
-                format!("'={}'", good.join(","))
-            };
-            let mend = format!("export NCCL_SOCKET_IFNAME={names}");
-            report.find(found(Severity::Warn, id, format!("{what} ({})", addr.ip()), costs, mend));
-        }
+            },
+        });
     }
-    if is_well {
-        let listed: Vec<String> =
-            found.iter().map(|f| format!("{} ({})", f.interface.name, f.addr.ip())).collect();
+    let good = direct.iter().map(|found| found.interface).filter(|interface| !interface.loopback);
+    let good: Vec<&str> = good.map(|interface| interface.name.as_str()).collect();
+    let good = match good.is_empty() {
+        true => "INTERFACE".to_owned(),
+        false => format!("'={}'", good.join(",")),
+    };
+    let (chosen, others) = detours.split_at(usize::from(is_detour(&first.name)));
+    // A user who names such an interface wants it.
+    let is_named = set.is_some_and(|list| !list.starts_with('^'));
+    let mut find = |id, how: &str, found: &[Found]| {
+        let (lead, costs) = consequence(found);
+        let listed: Vec<String> = found.iter().map(with_address).collect();
+        let names: Vec<String> = found.iter().map(|found| found.interface.name.clone()).collect();
+        report.find(Finding {
+            severity: if is_named { Severity::Note } else { Severity::Warn },
+            id,
+            subject: and_others(&names),
+            what: format!("Invar and NCCL {how} {lead}: {}", and_others(&listed)),
+            costs: costs.to_owned(),
+            mend: format!("export NCCL_SOCKET_IFNAME={good}"),
+        });
+    };
+    if !chosen.is_empty() {
+        find("interface-virtual", "first choose an interface that leads", chosen);
+    }
+    // A host of Kubernetes has an interface for each of its containers.
+    if !others.is_empty() {
+        find("interface-virtual-too", "also use interfaces that lead", others);
+    }
+    if detours.is_empty() && !first.loopback {
+        let listed: Vec<String> = found.iter().map(with_address).collect();
         report.well(format!("interfaces, the first before the others: {}", listed.join(", ")));
     }
     if !first.loopback && interfaces.iter().all(|interface| !interface.loopback || !interface.up) {
@@ -91,15 +84,34 @@ pub(super) fn check(host: &Host, report: &mut Report) {
     }
 }
 
-fn is_virtual(name: &str) -> bool {
-    VIRTUAL.iter().any(|prefix| name.starts_with(prefix)) || is_of_docker(name)
+/// Whether the way over an interface leads to no other host, or there by a tunnel.
+fn is_detour(name: &str) -> bool {
+    netdev::is_of_guests(name) || netdev::is_tunnel(name)
 }
 
-/// Whether this is a bridge that Docker made for a network: `br-` and 12 hexadecimal digits. Other bridges
-/// `br-…` may have the host's own address.
-fn is_of_docker(name: &str) -> bool {
-    let id = name.strip_prefix("br-");
-    id.is_some_and(|id| id.len() == 12 && id.bytes().all(|byte| byte.is_ascii_hexdigit()))
+/// Where these interfaces lead, and what that costs.
+fn consequence(found: &[Found<'_>]) -> (&'static str, &'static str) {
+    let of_guests =
+        found.iter().filter(|found| netdev::is_of_guests(&found.interface.name)).count();
+    match of_guests {
+        0 => (
+            "into a tunnel",
+            "messages to other hosts take the slow way through the tunnel, or do not arrive",
+        ),
+        some if some < found.len() => (
+            "into a tunnel, or to guests of this host only",
+            "messages to other hosts take the slow way through a tunnel, or connections to them fail, or wait \
+             until they time out",
+        ),
+        _ => (
+            "to guests of this host only",
+            "connections to other hosts fail, or wait until they time out",
+        ),
+    }
+}
+
+fn with_address(found: &Found<'_>) -> String {
+    format!("{} ({})", found.interface.name, found.addr.ip())
 }
 
 fn none(host: &Host, set: Option<&str>, interfaces: &[Interface], error: &str) -> Finding {

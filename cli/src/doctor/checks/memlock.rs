@@ -18,12 +18,6 @@ pub(super) fn check(host: &Host, report: &mut Report) {
         0..0x10_0000 => format!("{} KiB", bytes / 1024),
         _ => format!("{} MiB", bytes >> 20),
     };
-    let mend = if host.is_container() {
-        "docker run --ulimit memlock=-1 …"
-    } else {
-        "ulimit -l unlimited   # as root, or `* - memlock unlimited` in /etc/security/limits.conf; \
-         systemd: LimitMEMLOCK=infinity"
-    };
     report.find(Finding {
         severity: if bytes < BAD_BELOW_BYTES { Severity::Bad } else { Severity::Warn },
         id: "memlock-limit",
@@ -32,6 +26,22 @@ pub(super) fn check(host: &Host, report: &mut Report) {
         costs:
             "registering more memory with an RDMA device fails (ENOMEM), and so does the connection"
                 .to_owned(),
-        mend: mend.to_owned(),
+        mend: mend(host).to_owned(),
     });
+}
+
+/// The limit comes from the program that started this process.
+fn mend(host: &Host) -> &'static str {
+    if host.var("SLURM_JOB_ID").is_some() {
+        "systemctl edit slurmd   # on each node: LimitMEMLOCK=infinity below [Service]; and \
+         PropagateResourceLimitsExcept=MEMLOCK in slurm.conf; then restart slurmd"
+    } else if host.is_kubernetes() {
+        "systemctl edit containerd   # or crio, on each node: LimitMEMLOCK=infinity below [Service], then \
+         restart it; or give the container the capability IPC_LOCK"
+    } else if host.is_container() {
+        "docker run --ulimit memlock=-1 …"
+    } else {
+        "ulimit -l unlimited   # as root, or `* - memlock unlimited` in /etc/security/limits.conf; \
+         systemd: LimitMEMLOCK=infinity"
+    }
 }

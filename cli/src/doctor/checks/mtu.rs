@@ -1,6 +1,7 @@
 //! The path MTUs of RoCE ports.
 
 use crate::doctor::host::Host;
+use crate::doctor::mend::set_mtu;
 use crate::doctor::rdma::RdmaDevice;
 use crate::doctor::report::{Finding, Report, Severity};
 
@@ -31,8 +32,7 @@ pub(super) fn check(host: &Host, report: &mut Report) {
                 mend,
             };
             let mtu = interface.mtu;
-            let set =
-                format!("ip link set {netdev} mtu {}   # and at the switch and all peers", MOST.1);
+            let set = set_mtu(netdev, MOST.1, "and at the switch and all peers");
             let Some(allowed) = interface.path_mtu().map(|mtu| mtu.bytes()) else {
                 let what = format!("the MTU of {netdev}, {mtu}, is below RoCE's smallest");
                 report.find(find(

@@ -91,7 +91,7 @@ fn foreign(host: &Host, device: &RdmaDevice, port: &RdmaPort) -> Finding {
 /// A port that carries nothing. `is_spare` says whether its card has an active port and nobody has asked for this
 /// one: cards often have a second port that is not used.
 fn down(port: &RdmaPort, has_active: bool, is_spare: bool) -> Finding {
-    let RdmaPort { title, state, phys_state, .. } = port;
+    let RdmaPort { title, number, state, phys_state, .. } = port;
     let netdev = port.netdev().unwrap_or("INTERFACE");
     let has_link = matches!(state.as_str(), "INIT" | "ARMED");
     let (why, mend) = match (has_link, phys_state.as_str()) {
@@ -102,9 +102,11 @@ fn down(port: &RdmaPort, has_active: bool, is_spare: bool) -> Finding {
         (_, "Disabled") if !port.is_infiniband() => {
             ("its interface is switched off".to_owned(), format!("ip link set {netdev} up"))
         }
-        (_, "Disabled") => {
-            ("it is switched off".to_owned(), format!("ibportstate -D 0 {} enable", port.number))
-        }
+        (_, "Disabled") => (
+            "it is switched off".to_owned(),
+            // Without -C and -P the command takes the first active port of the host.
+            format!("ibportstate -C {} -P {number} -D 0 {number} enable", port.device()),
+        ),
         (_, "") => ("it has no link".to_owned(), format!("ethtool {netdev}")),
         _ if port.is_infiniband() => (
             format!("it has no link ({phys_state}): look at cable and switch"),

@@ -3,6 +3,7 @@
 use std::io;
 
 use crate::doctor::host::{Host, Libibverbs};
+use crate::doctor::mend::and_others;
 use crate::doctor::rdma::RdmaDevice;
 use crate::doctor::report::{Finding, Report, Severity};
 
@@ -16,6 +17,7 @@ const ETHERNET_CLASS: &str = "0x0200";
 const UNUSED: &str =
     "Invar and NCCL do not use the RDMA devices; messages go over TCP, many times slower";
 const ONE: &str = "Invar and NCCL do not use this device";
+const SOME: &str = "Invar and NCCL use the other devices only";
 const INSTALL: &str =
     "apt-get install libibverbs1 ibverbs-providers   # Fedora, RHEL: dnf install libibverbs";
 
@@ -98,40 +100,50 @@ fn files(host: &Host, devices: &[String], report: &mut Report) -> Vec<String> {
         find(Severity::Bad, "dev-infiniband-missing", "/dev/infiniband", what, UNUSED, load);
         return devices.to_vec();
     }
-    // A file of a device that is not used may be closed to us.
-    let device = |name: &String| {
-        let device = host.sys.known(&format!("class/infiniband_verbs/{name}/ibdev"))?;
-        devices.contains(&device).then(|| (name.clone(), device))
-    };
-    let uverbs: Vec<(String, String)> = class.iter().filter_map(device).collect();
-    let opened: Vec<io::Result<()>> = uverbs
-        .iter()
-        .map(|(name, _)| host.system.open(&host.dev.path(&format!("infiniband/{name}"))))
-        .collect();
-    // A container may have some devices of its host on purpose.
+    // A file of a device that does not fit may be closed to us.
+    let fitting: Vec<String> =
+        RdmaDevice::fitting(host).into_iter().map(|device| device.name).collect();
+    let files = RdmaDevice::files(host).into_iter().filter(|(name, _)| fitting.contains(name));
+    let path = |name: &str| format!("infiniband/{name}");
+    let (there, missing): (Vec<_>, Vec<_>) = files.partition(|(_, name)| host.dev.has(&path(name)));
+    let (mut closed, names): (Vec<String>, Vec<String>) = missing.into_iter().unzip();
+    if !names.is_empty() {
+        let paths: Vec<String> = names.iter().map(|name| format!("/dev/{}", path(name))).collect();
+        let what = format!("there is no file by which programs reach {}", and_others(&closed));
+        // A container may have some devices of its host on purpose.
+        let (severity, costs) = match (there.is_empty(), host.is_container()) {
+            (true, _) => (Severity::Bad, UNUSED),
+            (false, false) => (Severity::Bad, SOME),
+            (false, true) => (Severity::Note, SOME),
+        };
+        let mend = match host.is_container() {
+            true => container.to_owned(),
+            // The kernel made each file with its device. udev makes none.
+            false => format!(
+                "for f in {}; do mknod -m 666 /dev/infiniband/$f c $(tr : ' ' < \
+                 /sys/class/infiniband_verbs/$f/dev); done   # or reboot",
+                names.join(" ")
+            ),
+        };
+        find(severity, "uverbs-file-missing", &and_others(&paths), what, costs, &mend);
+    }
+    let opened: Vec<io::Result<()>> =
+        there.iter().map(|(_, name)| host.system.open(&host.dev.path(&path(name)))).collect();
     let is_share = host.is_container() && opened.iter().any(Result::is_ok);
     let severity = if is_share { Severity::Note } else { Severity::Bad };
-    let mut closed = Vec::new();
-    for ((name, device), opened) in uverbs.into_iter().zip(opened) {
-        let file = format!("/dev/infiniband/{name}");
-        match opened {
-            Ok(()) => continue,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                let what = format!("there is no such file, by which programs reach {device}");
-                find(severity, "uverbs-file-missing", &file, what, ONE, load);
-            }
-            Err(error) => {
-                let what = format!("this process may not open {device}: {error}");
-                let mend = if host.is_container() {
-                    container.to_owned()
-                } else {
-                    format!("chmod a+rw {file}   # for ever: a rule of udev with MODE=\"0666\"")
-                };
-                find(severity, "uverbs-refused", &file, what, ONE, &mend);
-            }
-        }
+    for ((device, name), opened) in there.into_iter().zip(opened) {
+        let Err(error) = opened else { continue };
+        let file = format!("/dev/{}", path(&name));
+        let what = format!("this process may not open {device}: {error}");
+        let mend = if host.is_container() {
+            container.to_owned()
+        } else {
+            format!("chmod a+rw {file}   # for ever: a rule of udev with MODE=\"0666\"")
+        };
+        find(severity, "uverbs-refused", &file, what, ONE, &mend);
         closed.push(device);
     }
+    closed.retain(|device| devices.contains(device));
     if closed.is_empty() {
         report.well(
             "/dev/infiniband has a file for each RDMA device to use, and this process may open it",

@@ -25,9 +25,31 @@ fn a_kernel_that_lets_no_nic_reach_a_gpu() {
     );
     host.tree
         .file("proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550");
-    assert_eq!(host.examine().finding("gpudirect-none").mend, "modprobe nvidia-peermem");
+    let mend = host.examine().finding("gpudirect-none").mend.clone();
+    assert!(mend.starts_with("modprobe nvidia-peermem   # needs MLNX_OFED, "), "{mend}");
+    assert!(mend.contains("NVIDIA's open kernel module"), "{mend}");
     host.tree.file("sys/kernel/mm/memory_peers/nvidia-peermem/version", "550");
     assert_eq!(host.findings(), [""; 0]);
+}
+
+#[test]
+fn a_driver_of_a_card_that_may_register_no_dma_buf() {
+    let host = StandIn::rdma();
+    host.gpu(NEAR);
+    let unseen = |driver: &str, kernel: &str| {
+        let link = "sys/devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0/driver";
+        host.remove(link);
+        host.tree.link(link, &format!("sys/bus/pci/drivers/{driver}"));
+        host.tree.file("proc/sys/kernel/osrelease", kernel);
+        let report = host.examine();
+        assert_eq!(report.short(), [""; 0]);
+        report.lines()[1].iter().any(|line| line.starts_with("mlx5_0: "))
+    };
+    assert!(!unseen("bnxt_en", "6.6.0"));
+    // Red Hat's kernel may have a newer driver.
+    assert!(unseen("bnxt_en", "5.14.0-427.el9"));
+    assert!(!unseen("mlx5_core", "5.14.0-427.el9"));
+    assert!(unseen("hns3", "6.6.0"));
 }
 
 #[test]

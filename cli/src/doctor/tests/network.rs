@@ -1,5 +1,7 @@
 //! Interfaces, names and limits of sockets.
 
+use serde_json::{Value, json};
+
 use crate::doctor::host::Lookup;
 use crate::doctor::stand_in::{StandIn, interface};
 
@@ -26,6 +28,42 @@ fn an_interface_of_a_container_engine_that_is_chosen() {
     assert_eq!(report.finding("interface-virtual-too").mend, "export NCCL_SOCKET_IFNAME='=eth0'");
     host.set("NCCL_SOCKET_IFNAME", "=eth0");
     assert_eq!(host.findings(), [""; 0]);
+    // Who names it, wants it.
+    host.set("NCCL_SOCKET_IFNAME", "=virbr0");
+    assert_eq!(host.findings(), ["note interface-virtual virbr0"]);
+}
+
+#[test]
+fn interfaces_of_containers_and_tunnels_are_one_finding() {
+    let mut host = StandIn::plain();
+    for (name, ip) in [
+        ("cali01", "fe80::1"),
+        ("cali02", "fe80::2"),
+        ("vxlan.calico", "10.9.0.1"),
+        ("nodelocaldns", "169.254.20.10"),
+    ] {
+        host.facts.interfaces.push(interface(name, ip));
+    }
+    assert_eq!(host.findings(), ["warn interface-virtual-too cali01 and 3 more"]);
+    let report = host.examine();
+    let finding = report.finding("interface-virtual-too");
+    let what = "Invar and NCCL also use interfaces that lead into a tunnel, or to guests of this host only: \
+                cali01 (fe80::1) and 3 more";
+    assert_eq!(finding.what, what);
+    assert!(finding.costs.contains("through a tunnel, or connections to them fail"));
+    assert_eq!(finding.mend, "export NCCL_SOCKET_IFNAME='=eth0'");
+}
+
+#[test]
+fn a_tunnel_that_is_chosen_before_a_card() {
+    let mut host = StandIn::plain();
+    host.facts.interfaces.insert(1, interface("tailscale0", "100.64.0.7"));
+    assert_eq!(host.findings(), ["warn interface-virtual tailscale0"]);
+    let what = host.examine().finding("interface-virtual").what.clone();
+    assert!(
+        what.contains("an interface that leads into a tunnel: tailscale0 (100.64.0.7)"),
+        "{what}"
+    );
 }
 
 #[test]
@@ -102,7 +140,8 @@ fn a_congestion_control_that_the_kernel_refuses() {
     let report = host.examine();
     assert_eq!(
         report.finding("congestion-refused").mend,
-        "sysctl -w net.ipv4.tcp_allowed_congestion_control='reno cubic bbr'"
+        "sysctl -w net.ipv4.tcp_allowed_congestion_control='reno cubic bbr'   # for ever: a file in \
+         /etc/sysctl.d"
     );
     host.set("INVAR_SOCKET_CONGESTION", "vegas");
     assert_eq!(host.findings(), ["bad congestion-unknown INVAR_SOCKET_CONGESTION"]);
@@ -114,28 +153,43 @@ fn a_congestion_control_that_the_kernel_refuses() {
     assert_eq!(host.findings(), [found]);
 }
 
-/// The output of `nft -j list ruleset` where an input chain with this policy has one rule.
-fn input_chain(policy: &str, rule: serde_json::Value) -> String {
-    let id = serde_json::json!({ "family": "ip", "table": "filter", "name": "INPUT" });
-    let (mut chain, mut rule) = (id, serde_json::json!({ "expr": rule, "handle": 5 }));
-    for (key, value) in [("type", "filter"), ("hook", "input"), ("policy", policy)] {
-        chain[key] = value.into();
+/// The output of `nft -j list ruleset` for a table with an input chain of this policy, and these rules of chains.
+/// The handles of the rules are their places in the list.
+fn ruleset<T: Into<Value>>(
+    [family, table, input]: [&str; 3],
+    policy: &str,
+    rules: Vec<(&str, T)>,
+) -> String {
+    let mut entries = vec![json!({ "chain": {
+        "family": family, "table": table, "name": input, "type": "filter", "hook": "input", "policy": policy,
+    } })];
+    for (handle, (chain, statements)) in rules.into_iter().enumerate() {
+        let expr: Value = statements.into();
+        entries.push(json!({ "rule": {
+            "family": family, "table": table, "chain": chain, "handle": handle, "expr": expr,
+        } }));
     }
-    for (key, value) in [("family", "ip"), ("table", "filter"), ("chain", "INPUT")] {
-        rule[key] = value.into();
-    }
-    serde_json::json!({ "nftables": [{ "chain": chain }, { "rule": rule }] }).to_string()
+    json!({ "nftables": entries }).to_string()
+}
+
+/// The rules of an input chain with this policy and one rule.
+fn input_chain(policy: &str, rule: Value) -> String {
+    ruleset(["ip", "filter", "INPUT"], policy, vec![("INPUT", rule)])
+}
+
+fn is(op: &str, left: Value, right: Value) -> Value {
+    json!({ "match": { "op": op, "left": left, "right": right } })
+}
+
+fn dport(protocol: &str, ports: &Value) -> Value {
+    is("==", json!({ "payload": { "protocol": protocol, "field": "dport" } }), ports.clone())
 }
 
 #[test]
 fn a_packet_filter_that_drops_ports_of_invar() {
     let mut host = StandIn::plain();
-    let of = |protocol: &str| serde_json::json!({ "payload": { "protocol": protocol, "field": "dport" } });
-    let verdict = |protocol: &str, ports: serde_json::Value, verdict: &str| {
-        let is = serde_json::json!({ "op": "==", "left": of(protocol), "right": ports });
-        serde_json::json!([{ "match": is }, { verdict: null }])
-    };
-    let range = serde_json::json!({ "range": [1024, 65535] });
+    let verdict = |protocol: &str, ports: Value, verdict: &str| json!([dport(protocol, &ports), { verdict: null }]);
+    let range = json!({ "range": [1024, 65535] });
     host.facts.packet_filter = Ok(input_chain("drop", verdict("tcp", range, "accept")));
     assert_eq!(host.findings(), ["note firewall-udp INVAR_SOFT_PORT"]);
     host.set("INVAR_TRANSPORT", "soft");
@@ -149,7 +203,7 @@ fn a_packet_filter_that_drops_ports_of_invar() {
     let report = host.examine();
     let finding = report.finding("firewall-udp");
     let what = "nftables' chain ip filter INPUT at the hook input drops UDP to port 4792: its rule with \
-                handle 5 drops them";
+                handle 0 drops them";
     assert_eq!(finding.what, what);
     assert!(finding.mend.starts_with(&format!("{insert} 4791-4792 accept ")), "{}", finding.mend);
     host.set("INVAR_PORT_RANGE", "20000");
@@ -166,10 +220,116 @@ fn a_packet_filter_that_drops_ports_of_invar() {
 #[test]
 fn a_packet_filter_that_drops_the_packets_of_a_device_in_software_only() {
     let mut host = StandIn::rdma();
-    let drop = serde_json::json!([{ "drop": null }]);
+    let drop = json!([{ "drop": null }]);
     host.facts.packet_filter = Ok(input_chain("accept", drop));
     let of_all = ["bad firewall-tcp INVAR_PORT_RANGE", "note firewall-udp INVAR_SOFT_PORT"];
     assert_eq!(host.findings(), of_all);
     host.remove("sys/class/infiniband/mlx5_1/device");
     assert_eq!(host.findings()[0], "bad firewall-udp mlx5_1");
+}
+
+/// The rules of firewalld on a host with Docker. Its default zone lets ssh and these ports pass.
+fn firewalld(ports: &Value) -> String {
+    let is = |left: Value, right: Value| is("in", left, right);
+    let [state, status] = ["state", "status"].map(|key| json!({ "ct": { "key": key } }));
+    let from = |name: &str| is(json!({ "meta": { "key": "iifname" } }), json!(name));
+    let to = |verdict: &str, chain: &str| json!({ verdict: { "target": chain } });
+    let accept = json!({ "accept": null });
+    let reject = json!({ "reject": { "type": "icmpx", "expr": "admin-prohibited" } });
+    let new = is(state.clone(), json!({ "set": ["new", "untracked"] }));
+    let known = is(state.clone(), json!({ "set": ["established", "related"] }));
+    let icmp = is(json!({ "meta": { "key": "l4proto" } }), json!({ "set": ["icmp", "ipv6-icmp"] }));
+    let rules = vec![
+        ("filter_INPUT", vec![known, accept.clone()]),
+        ("filter_INPUT", vec![is(status, json!("dnat")), accept.clone()]),
+        ("filter_INPUT", vec![from("lo"), accept.clone()]),
+        ("filter_INPUT", vec![is(state, json!("invalid")), json!({ "drop": null })]),
+        ("filter_INPUT", vec![to("jump", "filter_INPUT_ZONES")]),
+        ("filter_INPUT", vec![reject.clone()]),
+        ("filter_INPUT_ZONES", vec![from("docker0"), to("goto", "filter_IN_docker")]),
+        ("filter_INPUT_ZONES", vec![from("eth0"), to("goto", "filter_IN_public")]),
+        ("filter_INPUT_ZONES", vec![to("goto", "filter_IN_public")]),
+        ("filter_IN_docker", vec![accept.clone()]),
+        ("filter_IN_public", vec![to("jump", "filter_IN_public_allow")]),
+        ("filter_IN_public", vec![icmp, accept.clone()]),
+        ("filter_IN_public", vec![reject]),
+        ("filter_IN_public_allow", vec![dport("tcp", &json!(22)), new.clone(), accept.clone()]),
+        ("filter_IN_public_allow", vec![dport("tcp", ports), new, accept]),
+    ];
+    ruleset(["inet", "firewalld", "filter_INPUT"], "accept", rules)
+}
+
+#[test]
+fn firewalld_drops_what_its_default_zone_does_not_let_pass() {
+    let mut host = StandIn::plain();
+    host.set("INVAR_PORT_RANGE", "20000-20001");
+    host.facts.packet_filter = Ok(firewalld(&9090.into()));
+    let found = ["bad firewall-tcp INVAR_PORT_RANGE", "note firewall-udp INVAR_SOFT_PORT"];
+    assert_eq!(host.findings(), found);
+    let report = host.examine();
+    let finding = report.finding("firewall-tcp");
+    let what = "nftables' chain inet firewalld filter_INPUT at the hook input drops TCP to port 20000: it \
+                jumps to filter_IN_public, and there its rule with handle 12 drops them";
+    assert_eq!(finding.what, what);
+    let mend = "firewall-cmd --permanent --add-port=20000-20001/tcp && firewall-cmd --reload ";
+    assert!(finding.mend.starts_with(mend), "{}", finding.mend);
+    let range = json!({ "range": [20000, 20001] });
+    host.facts.packet_filter = Ok(firewalld(&range));
+    assert_eq!(host.findings(), ["note firewall-udp INVAR_SOFT_PORT"]);
+}
+
+/// The rules of ufw on a host that lets TCP to this port pass, as iptables gives them to nftables.
+fn ufw(port: u16) -> String {
+    let state =
+        |states: Value| is("in", json!({ "ct": { "key": "state" } }), json!({ "set": states }));
+    let xt = |kind: &str| json!({ "xt": { "type": "match", "name": kind } });
+    let to = |chain: &str| json!({ "jump": { "target": chain } });
+    let [accept, drop, back] = ["accept", "drop", "return"].map(|kind| json!({ kind: null }));
+    let lo = is("==", json!({ "meta": { "key": "iifname" } }), json!("lo"));
+    let group = json!({ "payload": { "protocol": "ip", "field": "daddr" } });
+    let group = is("==", group, json!("224.0.0.251"));
+    let rules = vec![
+        ("INPUT", vec![to("ufw-before-logging-input")]),
+        ("INPUT", vec![to("ufw-before-input")]),
+        ("ufw-before-logging-input", vec![xt("limit"), json!({ "log": null })]),
+        ("ufw-before-input", vec![lo, accept.clone()]),
+        ("ufw-before-input", vec![state(json!(["related", "established"])), accept.clone()]),
+        ("ufw-before-input", vec![state(json!(["invalid"])), drop.clone()]),
+        ("ufw-before-input", vec![to("ufw-not-local")]),
+        ("ufw-not-local", vec![xt("addrtype"), back.clone()]),
+        ("ufw-not-local", vec![xt("addrtype"), back]),
+        ("ufw-not-local", vec![drop]),
+        ("ufw-before-input", vec![group, dport("udp", &json!(5353)), accept.clone()]),
+        ("ufw-before-input", vec![to("ufw-user-input")]),
+        ("ufw-user-input", vec![dport("tcp", &port.into()), accept]),
+    ];
+    ruleset(["ip", "filter", "INPUT"], "drop", rules)
+}
+
+#[test]
+fn ufw_drops_ports_that_none_of_its_rules_let_pass() {
+    let mut host = StandIn::plain();
+    host.set("INVAR_PORT_RANGE", "20000");
+    host.facts.packet_filter = Ok(ufw(20000));
+    assert_eq!(host.findings(), ["note firewall-udp INVAR_SOFT_PORT"]);
+    host.facts.packet_filter = Ok(ufw(22));
+    let found = ["bad firewall-tcp INVAR_PORT_RANGE", "note firewall-udp INVAR_SOFT_PORT"];
+    assert_eq!(host.findings(), found);
+    let what = host.examine().finding("firewall-tcp").what.clone();
+    let policy =
+        "chain ip filter INPUT at the hook input drops TCP to port 20000: its policy is drop";
+    assert!(what.contains(policy), "{what}");
+}
+
+#[test]
+fn a_filter_that_lets_only_some_addresses_pass_is_a_note() {
+    let mut host = StandIn::plain();
+    let from = json!({ "payload": { "protocol": "ip", "field": "saddr" } });
+    let rule = json!([is("==", from, json!("10.0.0.0")), { "accept": null }]);
+    host.facts.packet_filter = Ok(input_chain("drop", rule));
+    let found = ["note firewall-udp INVAR_SOFT_PORT", "note firewall-tcp INVAR_PORT_RANGE"];
+    assert_eq!(host.findings(), found);
+    let what = host.examine().finding("firewall-tcp").what.clone();
+    assert!(what.contains(" at the hook input may drop TCP to every port "), "{what}");
+    assert!(what.ends_with("; earlier rules may accept some of them"), "{what}");
 }

@@ -56,11 +56,23 @@ fn a_container_without_the_files_of_rdma_devices() {
 fn a_file_that_is_missing_or_refused() {
     let mut host = StandIn::rdma();
     host.remove("dev/infiniband/uverbs1");
-    assert_eq!(host.findings(), ["bad uverbs-file-missing /dev/infiniband/uverbs1"]);
+    host.port(1, "state", "1: DOWN");
+    let one = "uverbs-file-missing /dev/infiniband/uverbs1";
+    assert_eq!(host.findings(), [format!("bad {one}"), "warn port-down mlx5_1 port 1".to_owned()]);
+    let mend = host.examine().finding("uverbs-file-missing").mend.clone();
+    assert!(mend.starts_with("for f in uverbs1; do mknod -m 666 /dev/infiniband/$f c "), "{mend}");
     // A container may have some devices of its host on purpose.
     host.tree.file(".dockerenv", "");
-    assert_eq!(host.findings(), ["note uverbs-file-missing /dev/infiniband/uverbs1"]);
+    assert_eq!(host.findings(), [format!("note {one}")]);
     host.remove(".dockerenv");
+    host.port(1, "state", "4: ACTIVE");
+    host.remove("dev/infiniband/uverbs0");
+    let both = "bad uverbs-file-missing /dev/infiniband/uverbs0 and 1 more";
+    assert_eq!(host.findings(), [both]);
+    let report = host.examine();
+    let what = "there is no file by which programs reach mlx5_0 and 1 more";
+    assert_eq!(report.finding("uverbs-file-missing").what, what);
+    host.tree.file("dev/infiniband/uverbs0", "");
     host.tree.file("dev/infiniband/uverbs1", "");
     host.facts.open_errno = Some(13);
     assert_eq!(
@@ -77,6 +89,27 @@ fn a_file_that_is_missing_or_refused() {
     assert!(
         report.finding("uverbs-refused").what.contains("may not open mlx5_0: Permission denied")
     );
+}
+
+#[test]
+fn a_pod_is_judged_by_the_devices_whose_files_it_has() {
+    let mut host = StandIn::rdma();
+    host.card(2, "0000:3a:02.0/0000:5f:00.0");
+    // A login over ssh has none of the pod's variables.
+    host.tree.file("var/run/secrets/kubernetes.io/serviceaccount/namespace", "default");
+    for card in [1, 2] {
+        host.remove(&format!("dev/infiniband/uverbs{card}"));
+        host.port(card, "state", "1: DOWN");
+    }
+    host.facts.interfaces.retain(|interface| !["roce1", "roce2"].contains(&&*interface.name));
+    host.facts.libibverbs = Libibverbs::Lists(vec!["mlx5_0".to_owned()]);
+    assert_eq!(host.findings(), ["note uverbs-file-missing /dev/infiniband/uverbs1 and 1 more"]);
+    host.facts.memlock = Some(64 << 10);
+    let mend = host.examine().finding("memlock-limit").mend.clone();
+    assert!(mend.starts_with("systemctl edit containerd "), "{mend}");
+    host.set("SLURM_JOB_ID", "7");
+    let mend = host.examine().finding("memlock-limit").mend.clone();
+    assert!(mend.contains("PropagateResourceLimitsExcept=MEMLOCK in slurm.conf"), "{mend}");
 }
 
 #[test]
@@ -142,6 +175,16 @@ fn an_infiniband_port_without_a_subnet_manager() {
     host.port(0, "state", "2: INIT");
     assert_eq!(host.findings(), ["warn port-down mlx5_0 port 1"]);
     assert!(host.examine().finding("port-down").mend.starts_with("systemctl start opensm"));
+}
+
+#[test]
+fn an_infiniband_port_that_is_switched_off_is_named_in_the_command() {
+    let host = StandIn::rdma();
+    host.port(1, "link_layer", "InfiniBand");
+    host.port(1, "state", "1: DOWN");
+    host.port(1, "phys_state", "3: Disabled");
+    let mend = host.examine().finding("port-down").mend.clone();
+    assert_eq!(mend, "ibportstate -C mlx5_1 -P 1 -D 0 1 enable");
 }
 
 #[test]
@@ -219,18 +262,35 @@ fn path_mtus_below_what_the_network_allows() {
     host.facts.interfaces.iter_mut().for_each(|interface| interface.mtu = 1500);
     host.facts.path_mtus.insert(("mlx5_1".to_owned(), 1), 1024);
     assert_eq!(host.findings(), ["note mtu-small mlx5_0 port 1", "note mtu-small mlx5_1 port 1"]);
+    let mend = host.examine().finding("mtu-small").mend.clone();
+    assert!(mend.starts_with("ip link set roce0 mtu 4200 "), "{mend}");
+    assert!(mend.contains("nmcli connection modify CONNECTION 802-3-ethernet.mtu 4200"), "{mend}");
     host.facts.interfaces.iter_mut().for_each(|interface| interface.mtu = 300);
     assert_eq!(host.findings(), ["bad mtu-tiny mlx5_0 port 1", "bad mtu-tiny mlx5_1 port 1"]);
 }
 
 #[test]
 fn a_port_without_roce_v2() {
-    let host = StandIn::rdma();
+    let mut host = StandIn::rdma();
     for index in [1, 3] {
         host.port(0, &format!("gid_attrs/types/{index}"), "IB/RoCE v1");
     }
     assert_eq!(host.findings(), ["bad gid-no-roce-v2 mlx5_0 port 1"]);
-    assert_eq!(host.examine().finding("gid-no-roce-v2").mend, "cma_roce_mode -d mlx5_0 -p 1 -m 2");
+    // The kernel has made GIDs of the address, as its driver allows.
+    let mend = |host: &StandIn| host.examine().finding("gid-no-roce-v2").mend.clone();
+    assert!(mend(&host).starts_with("export NCCL_IB_HCA=^=mlx5_0 "), "{}", mend(&host));
+    for index in [1, 3] {
+        host.port(1, &format!("gid_attrs/types/{index}"), "IB/RoCE v1");
+    }
+    let both = ["bad gid-no-roce-v2 mlx5_0 port 1", "bad gid-no-roce-v2 mlx5_1 port 1"];
+    assert_eq!(host.findings(), both);
+    assert!(mend(&host).starts_with("export NCCL_IB_HCA=^=mlx5_0,mlx5_1 "), "{}", mend(&host));
+    host.set("NCCL_IB_HCA", "mlx5");
+    assert!(mend(&host).starts_with("leave mlx5_0,mlx5_1 out of NCCL_IB_HCA "), "{}", mend(&host));
+    for index in [2, 3] {
+        host.gid(0, index, &["0000"; 8].join(":"), "IB/RoCE v1");
+    }
+    assert!(mend(&host).starts_with("ip address add ADDRESS/LENGTH dev roce0 "), "{}", mend(&host));
 }
 
 #[test]
@@ -315,6 +375,9 @@ fn strict_ordering_and_an_iommu_that_translates() {
     host.facts.relaxed_ordering = false;
     host.pci("iommu_group/type", "DMA-FQ");
     assert_eq!(host.findings(), ["note ordering-absent", "note iommu-translates mlx5_0"]);
+    let parameter = if cfg!(target_arch = "aarch64") { "iommu.passthrough=1" } else { "iommu=pt" };
+    let mend = host.examine().finding("iommu-translates").mend.clone();
+    assert!(mend.starts_with(&format!("grubby --update-kernel=ALL --args={parameter} ")), "{mend}");
     host.set("NCCL_IB_PCI_RELAXED_ORDERING", "0");
     let found = "note ordering-strict NCCL_IB_PCI_RELAXED_ORDERING";
     assert_eq!(host.findings(), [found, "note iommu-translates mlx5_0"]);
@@ -333,7 +396,6 @@ fn devices_that_a_list_leaves_out_are_not_judged() {
     host.port(1, "state", "1: DOWN");
     host.tree.file("sys/class/infiniband/mlx5_1/device/iommu_group/type", "DMA");
     host.facts.libibverbs = Libibverbs::Lists(vec!["mlx5_0".to_owned()]);
-    host.remove("dev/infiniband/uverbs1");
     assert_eq!(host.findings().len(), 3);
     host.set("NCCL_IB_HCA", "^=mlx5_1");
     assert_eq!(host.findings(), [""; 0]);
@@ -370,7 +432,10 @@ fn two_cards_in_a_subnet_where_the_kernel_answers_for_both_on_either() {
         host.tree.file(&format!("{conf}/{name}/arp_ignore"), "0");
     }
     assert_eq!(host.findings(), ["warn gid-shared-subnet mlx5_1 port 1"]);
-    assert!(host.examine().finding("gid-shared-subnet").what.contains("it and mlx5_0 port 1 have"));
+    let report = host.examine();
+    let finding = report.finding("gid-shared-subnet");
+    assert!(finding.what.contains("it and mlx5_0 port 1 have"));
+    assert!(finding.mend.contains("/etc/sysctl.d"), "{}", finding.mend);
     host.tree.file(&format!("{conf}/all/arp_ignore"), "1");
     assert_eq!(host.findings(), [""; 0]);
     host.tree.file(&format!("{conf}/all/arp_ignore"), "0");
