@@ -23,6 +23,7 @@ mod operation;
 mod pair;
 mod pass;
 mod pattern;
+mod place;
 mod plot;
 pub(crate) mod probe;
 mod report;
@@ -191,6 +192,7 @@ pub(crate) struct Args {
     ///
     /// This takes root, and the command ip. Each line shows the links, the bandwidth, and the longest time
     /// between two messages. All bytes are checked. `-D` sets the time [default: 20 s]. `--plot` draws the bandwidth.
+    /// With INVAR_LOG=warn both ends log how they go on after each outage.
     #[arg(long, conflicts_with_all = [
         "server", "connect", "nic", "rails", "min_bytes", "max_bytes", "factor", "iters", "warmup",
         "window", "recvs", "qps", "check", "no_check", "adaptive_routing", "json", "pcap", "rate",

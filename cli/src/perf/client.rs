@@ -245,6 +245,7 @@ fn connect_pair(
         return Err(Failure::new("the server does not know --op: it is of an older version"));
     };
     link.connect(peer)?;
+    link.try_out(control)?;
     Ok((AnyLink::Pair(Box::new(link)), ready))
 }
 

@@ -10,13 +10,13 @@ mod stream;
 
 use std::time::{Duration, Instant};
 
-use invar::nic::Wc;
+use invar::nic::{SendOpcode, Wc};
 use invar::raw::{QueuePair, Side, queue_pair};
 use invar::{Device, DeviceKind, Error, Settings};
 
 use super::control::Control;
 use super::flow::StallTimer;
-use super::message::{Pass, Request};
+use super::message::{Pass, Reply, Request};
 use super::operation::Op;
 use super::pattern::{Bytes, Flow, Pattern};
 use crate::failure::Failure;
@@ -32,6 +32,10 @@ const LOOK_EVERY: Duration = Duration::from_millis(1);
 const SIGN_EVERY: Duration = Duration::from_secs(5);
 /// The shortest wait for a line: a look.
 const AT_ONCE: Duration = Duration::from_micros(1);
+/// The time within which the first packet of a client must come.
+const TRY_OUT_WITHIN: Duration = Duration::from_secs(10);
+/// The time between two looks for this packet.
+const TRY_OUT_EVERY: Duration = Duration::from_millis(1);
 
 /// One end of the connection of a run: a queue pair, and its memory. Messages from this end lie in the
 /// first half, messages to this end in the second.
@@ -95,8 +99,48 @@ impl OpLink {
         self.pair.info().to_vec()
     }
 
+    /// Connects with the peer that has this info. The server is then ready for the client's [`OpLink::try_out`].
     pub(super) fn connect(&mut self, peer_info: &[u8]) -> Result<(), Failure> {
-        Ok(self.pair.connect(peer_info)?)
+        self.pair.connect(peer_info)?;
+        if self.ours == Flow::ToClient {
+            let at = self.half_bytes;
+            self.pair.post_recv(flow::RECEIVE, at..at + 1)?;
+        }
+        Ok(())
+    }
+
+    /// Sends a byte from the client to the server. The byte shows that the client is at the address that its info
+    /// names. Before it arrives the server sends nothing: a stranger may have named the address of somebody else.
+    pub(super) fn try_out(&mut self, control: &mut Control) -> Result<(), Failure> {
+        if self.ours == Flow::ToServer {
+            self.pair.post(SendOpcode::Send, 0, 0..1, 0)?;
+        }
+        let start = Instant::now();
+        loop {
+            // The wait for a line sleeps. A line that follows the byte must be looked for before the byte.
+            let has_line = control.has_line(TRY_OUT_EVERY)?;
+            if self.pair.poll(&mut self.wcs)? > 0 {
+                return self.moved(true);
+            }
+            if self.ours == Flow::ToClient && start.elapsed() > TRY_OUT_WITHIN {
+                return Err(Failure::new(format_args!(
+                    "no packet of the client's queue pair has come for {} s: check the network between the GIDs of \
+                     both ends, and a firewall for UDP",
+                    TRY_OUT_WITHIN.as_secs()
+                )));
+            }
+            if has_line {
+                return Err(match self.ours {
+                    Flow::ToServer => control.recv::<Reply>(AT_ONCE)?.unexpected(control),
+                    Flow::ToClient => Failure::new(
+                        "the client asks for a pass before its queue pair has sent anything: it may be of an older \
+                         version",
+                    ),
+                });
+            }
+            self.pair.check()?;
+            self.moved(false)?;
+        }
     }
 
     /// The parts of this end in a pass: what it starts, and what reaches it.

@@ -1,9 +1,12 @@
 //! `invar perf --op`: a queue pair without the protocol.
 
-use std::io::Write;
-use std::net::TcpStream;
+use std::io::{ErrorKind, Write};
+use std::net::{Ipv4Addr, TcpStream, UdpSocket};
 
+use invar::raw::{Session, Side, queue_pair};
+use invar::{Device, Settings};
 use invar_core::auth::{Secret, Service};
+use invar_core::hex::Hex;
 use invar_testkit::insider;
 
 use crate::*;
@@ -75,14 +78,32 @@ fn flags_that_an_operation_has_no_use_for_are_refused() {
     assert!(outcome.line().contains("--op read: lo goes over TCP"), "{}", outcome.stderr);
 }
 
+/// A client's connection to the server at this address.
+fn client(addr: &str) -> (TcpStream, Session) {
+    let mut client = TcpStream::connect(addr).unwrap();
+    let session = insider::prove(&mut client, Secret::PUBLIC, Service::Perf);
+    (client, session)
+}
+
+/// A client's setup with these fields.
+fn setup(fields: &str) -> String {
+    let rest = r#""transport":"soft","seed":1,"qps":1,"recvs":1,"size_max":8,"region_bytes":64"#;
+    format!("{{\"say\":\"Setup\",\"adaptive_routing\":null,{rest},{fields}}}\n")
+}
+
+/// Sends lines to the server, and returns all that the server says until it closes the connection.
+fn answers(mut client: TcpStream, lines: &str) -> String {
+    client.write_all(lines.as_bytes()).unwrap();
+    let mut said = String::new();
+    client.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    // The server may reset the connection after its last line.
+    let _ = client.read_to_string(&mut said);
+    said
+}
+
 #[test]
 fn a_client_with_a_senseless_queue_pair_is_told_so_and_the_next_one_is_served() {
     let (_server, addr) = server(&mut invar(&["perf", "--server", "127.0.0.1:0", "--keep"]));
-    let setup = |fields: &str| {
-        let rest =
-            r#""transport":"soft","seed":1,"qps":1,"recvs":1,"size_max":8,"region_bytes":64"#;
-        format!("{{\"say\":\"Setup\",\"adaptive_routing\":null,{rest},{fields}}}\n")
-    };
     for (fields, words) in [
         (r#""op":"write","queue_pair":"00ff""#, "shorter than its preface"),
         (&format!(r#""op":"read","queue_pair":"{}""#, "00".repeat(672)), "FIFO depth 0"),
@@ -90,14 +111,30 @@ fn a_client_with_a_senseless_queue_pair_is_told_so_and_the_next_one_is_served() 
         (r#""op":"send""#, "with the fields of another"),
         (r#""op":"atomic","queue_pair":"00""#, "unknown variant `atomic`"),
     ] {
-        let mut client = TcpStream::connect(&addr).unwrap();
-        insider::prove(&mut client, Secret::PUBLIC, Service::Perf);
-        client.write_all(setup(fields).as_bytes()).unwrap();
-        let mut said = String::new();
-        client.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-        // The server may reset the connection after its last line.
-        let _ = client.read_to_string(&mut said);
+        let said = answers(client(&addr).0, &setup(fields));
         assert!(said.contains("\"Failed\"") && said.contains(words), "{fields}: {said}");
     }
     run(&["perf", "--connect", &addr, "--op", "read", "-b", "8", "-e", "8", "-n", "4"]).ok();
+}
+
+#[test]
+fn a_server_sends_nothing_to_an_address_from_which_nothing_has_come() {
+    let (_server, addr) = server(&mut invar(&["perf", "--server", "127.0.0.1:0"]));
+    let victim = UdpSocket::bind("127.0.0.9:0").unwrap();
+    let (client, session) = client(&addr);
+    let (local, settings) = (Ipv4Addr::LOCALHOST.into(), Settings::default());
+    let device = Device::open_at_for(local, &settings).unwrap();
+    let us = (Side::Connector, session);
+    let mut info = queue_pair(&device, &settings, us, local, 128).unwrap().info();
+    // The UDP port and the GID are those of the victim.
+    info[24..26].copy_from_slice(&victim.local_addr().unwrap().port().to_le_bytes());
+    info[640..656].copy_from_slice(&Ipv4Addr::new(127, 0, 0, 9).to_ipv6_mapped().octets());
+    let pair = format!(r#""op":"write","both_ways":true,"queue_pair":"{}""#, Hex(&info));
+    let pass = r#"{"say":"Pass","number":1,"kind":"Exchange","size":8,"messages":64,"slots":1}"#;
+    let said = answers(client, &format!("{}{pass}\n", setup(&pair)));
+    let words = "the client asks for a pass before its queue pair has sent anything";
+    assert!(said.contains("\"Ready\"") && said.contains(words), "{said}");
+    victim.set_nonblocking(true).unwrap();
+    let come = victim.recv(&mut [0; 64]).map_err(|error| error.kind());
+    assert_eq!(come, Err(ErrorKind::WouldBlock));
 }
