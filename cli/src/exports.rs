@@ -13,7 +13,7 @@ use std::{env, io};
 use serde::Serialize;
 
 use crate::failure::{Failure, line};
-use crate::output::print;
+use crate::output::{pretty_json, print};
 use nccl::{Nccl, NcclVersion};
 use plugin::Plugin;
 
@@ -64,7 +64,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
     let environment = environment(&plugin, version, &old_path)?;
     let text = if args.json {
         let advice = Advice { plugin: &plugin, nccl: nccl.as_ref(), environment };
-        serde_json::to_string_pretty(&advice).map_err(Failure::new)?
+        pretty_json(&advice)?
     } else {
         as_shell(&plugin, nccl.as_ref(), &environment)
     };

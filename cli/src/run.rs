@@ -161,13 +161,14 @@ fn beside_the_command() -> Result<PathBuf, Failure> {
     let command =
         env::current_exe().map_err(|error| Failure::io("the path of this command", &error))?;
     let folder = command.parent().unwrap_or(Path::new("/"));
-    let places = [folder.join(BUILT), folder.join("..").join(INSTALLED)];
+    let prefix = folder.parent().unwrap_or(folder);
+    let places = [folder.join(BUILT), prefix.join(INSTALLED)];
     places.iter().find_map(|path| found(path)).ok_or_else(|| {
         let [built, installed] = places.each_ref().map(|path| path.display());
         Failure::new(format_args!(
             "Invar's libibverbs is neither {built} nor {installed}: every package of Invar has it, and \
-             in a checkout `cargo build --release -p invar-soft-verbs` builds it; --library names it \
-             elsewhere"
+             in a checkout `cargo build --release -p invar-soft-verbs` builds target/release/{BUILT}; \
+             copy it to either path, or name it with --library"
         ))
     })
 }

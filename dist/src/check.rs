@@ -91,7 +91,7 @@ fn debian(root: &Root, package: &Path) -> Result<Outcome> {
         root.run(&["dpkg", "--install", "/tmp/invar.deb"])?;
         fs::remove_file(&copy).with_context(|| copy.display().to_string())?;
         root.run(&["dpkg", "--verify", "invar"])?;
-        let lines = job(&|words| root.run(words), "invar")?;
+        let lines = job(&|words| root.run(words), &["invar"])?;
         ensure!(!lines.contains("LD_LIBRARY_PATH"), "the loader does not find the plugin: {lines}");
         root.run(&["dpkg", "--purge", "invar"]).map(drop)
     })?;
@@ -107,7 +107,7 @@ fn tarball(root: &Root, package: &Path) -> Result<Outcome> {
         let entry = fs::read_dir(&target)?.next().context("tar extracted nothing")??;
         let name = entry.file_name();
         let name = name.to_str().context("the folder's name is UTF-8")?;
-        let lines = job(&|words| root.run(words), &format!("/opt/{name}/bin/invar"))?;
+        let lines = job(&|words| root.run(words), &[&format!("/opt/{name}/bin/invar")])?;
         ensure!(lines.contains(&format!("/opt/{name}/lib")), "another plugin is named: {lines}");
         Ok(fs::remove_dir_all(entry.path())?)
     })?;
@@ -129,7 +129,7 @@ fn rpm(root: &Root, package: &Path) -> Result<Outcome> {
         let path = package.to_str().context("the path of target is UTF-8")?;
         rpm(&["--install", "--nodeps", path])?;
         rpm(&["--verify", "--nodeps", "invar"])?;
-        let lines = job(&|words| root.run(words), "invar")?;
+        let lines = job(&|words| root.run(words), &["invar"])?;
         ensure!(lines.contains("LD_LIBRARY_PATH=/usr/lib64"), "another plugin is named: {lines}");
         rpm(&["--erase", "invar"]).map(drop)
     })?;
@@ -143,10 +143,10 @@ type Run<'a> = &'a dyn Fn(&[&str]) -> Result<String>;
 
 /// The jobs of an installation: move messages between two processes, sum over two ranks, run a program
 /// with Invar's libibverbs, and load the plugin. Returns the lines of `invar env`.
-fn job(run: Run<'_>, command: &str) -> Result<String> {
+fn job(run: Run<'_>, command: &[&str]) -> Result<String> {
     let invar = |args: &str| {
         let args: Vec<&str> = args.split_whitespace().collect();
-        run(&[&[command], &args[..]].concat())
+        run(&[command, &args[..]].concat())
     };
     invar("perf --min-bytes 8 --max-bytes 64K --factor 64 --iters 50")?;
     invar("coll all_reduce --min-bytes 8 --max-bytes 64K --factor 64 --iters 50")?;

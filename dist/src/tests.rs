@@ -207,16 +207,22 @@ fn the_wheel_says_which_glibc_it_needs_and_lists_its_files() {
     let tag = format!("cp39-abi3-manylinux_{}_{}_x86_64", glibc.major, glibc.minor);
     assert_eq!(name, format!("invar-1.2.3-{tag}.whl"));
     let entries = unzipped(&bytes);
-    assert_runs(&entries, "invar-1.2.3.data/scripts/invar", &product);
+    assert_runs(&entries, "invar/bin/invar", &product);
+    // Pip lets no other kind of file be executable.
+    assert_eq!(entries["invar/bin/invar"].mode & 0o170_000, 0o100_000);
     assert_eq!(entries[&format!("invar/{PLUGIN}")].content, product.plugin);
     assert_eq!(entries["invar/_invar.abi3.so"].content, product.module);
-    // Pip puts it into lib/invar beside the scripts' bin, as the command expects.
-    assert_eq!(entries[&format!("invar-1.2.3.data/data/{VERBS}")].content, product.verbs);
+    // Where `invar run` looks, from the folder of the command.
+    assert_eq!(entries[&format!("invar/{VERBS}")].content, product.verbs);
+    // `pip install --target` would lose the rest.
+    let is_moved = |path: &str| path.starts_with("invar/") || path.contains(".dist-info/");
+    assert!(entries.keys().all(|path| is_moved(path)), "{:?}", entries.keys());
     for file in fs::read_dir("../python/invar").unwrap().map(|file| file.unwrap()) {
         let name = file.file_name().into_string().unwrap();
         assert!(entries.contains_key(&format!("invar/{name}")), "{name} is not in the wheel");
     }
     let of = |name: &str| text(&entries[&format!("invar-1.2.3.dist-info/{name}")].content);
+    assert_eq!(of("entry_points.txt"), "[console_scripts]\ninvar = invar.__main__:main\n");
     assert!(of("WHEEL").contains(&format!("\nTag: {tag}\n")));
     assert!(of("METADATA").contains("\nRequires-Python: >=3.9\n"));
     assert!(of("METADATA").contains("\nLicense-File: LICENSE-MIT\n"));

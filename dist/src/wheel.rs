@@ -21,6 +21,8 @@ const FILES: [(&str, &str); 5] = [
     ("torch.py", include_str!("../../python/invar/torch.py")),
     ("py.typed", include_str!("../../python/invar/py.typed")),
 ];
+/// The script for which pip makes a file in the folder of scripts.
+const ENTRY_POINTS: &str = "[console_scripts]\ninvar = invar.__main__:main\n";
 /// The native module, under the name by which every CPython finds it.
 const MODULE: &str = "_invar.abi3.so";
 
@@ -40,11 +42,13 @@ pub(crate) fn build(product: &Product) -> Result<(String, Vec<u8>)> {
     }
     tree.add_data(format!("invar/{MODULE}"), product.module.clone())?;
     tree.add_data(format!("invar/{PLUGIN}"), product.plugin.clone())?;
+    // `pip install --target` moves packages alone. So the package has the command, and the library where the command
+    // looks for it.
     let command = File { content: product.command.clone(), executable: true };
-    tree.add(format!("invar-{version}.data/scripts/invar"), command)?;
-    // Pip puts this beside the scripts' folder, where the command looks for it.
-    tree.add_data(format!("invar-{version}.data/data/{VERBS}"), product.verbs.clone())?;
+    tree.add("invar/bin/invar", command)?;
+    tree.add_data(format!("invar/{VERBS}"), product.verbs.clone())?;
     let info = format!("invar-{version}.dist-info");
+    tree.add_data(format!("{info}/entry_points.txt"), ENTRY_POINTS)?;
     let licences = product.texts.iter().filter(|(name, _)| name.contains("LICENSE"));
     let mut names = Vec::new();
     for (name, text) in licences {

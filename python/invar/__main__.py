@@ -1,30 +1,20 @@
-"""``python -m invar``: runs the command ``invar`` that was installed with this package."""
+"""``python -m invar`` and the script ``invar`` run the command ``invar`` that this package has."""
 
 import importlib.util
 import os
+import signal
 import sys
-import sysconfig
 from pathlib import Path
 
 from invar import nccl_plugin_path
 
 
 def command_path():
-    """The installed command. ``pip`` puts it where its scheme puts scripts."""
-    try:
-        from importlib.metadata import files
-
-        for file in files("invar") or []:
-            if file.name == "invar" and file.parent.name == "bin":
-                path = Path(file.locate())
-                if path.is_file():
-                    return str(path.resolve())
-    except ImportError:
-        pass
-    path = Path(sysconfig.get_path("scripts")) / "invar"
-    if path.is_file():
-        return str(path)
-    sys.exit(f"invar: no command at {path}: install the wheel again")
+    """The command in this package, wherever the package was installed."""
+    path = Path(__file__).resolve().parent / "bin" / "invar"
+    if not os.access(path, os.X_OK):
+        sys.exit(f"invar: no command at {path}: install the wheel, which has it")
+    return str(path)
 
 
 def nccl_directory():
@@ -50,6 +40,9 @@ def main():
         if "--plugin" not in flags:
             arguments += ["--plugin", nccl_plugin_path()]
     command = command_path()
+    # Python ignores these signals, and the programs of `invar run` would inherit that.
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
     os.execv(command, [command, *arguments])
 
 

@@ -92,9 +92,12 @@ fn in_environments() -> Vec<PathBuf> {
     let command = env::current_exe().ok();
     let own = command.as_deref().and_then(Path::parent).and_then(Path::parent).map(Path::to_owned);
     let mut paths = Vec::new();
+    let in_packages = |packages: &Path| packages.join("nvidia/nccl/lib").join(NAME);
+    // The wheel has the command in its package.
+    paths.extend(own.as_deref().and_then(Path::parent).map(in_packages));
     for prefix in variables.into_iter().flatten().chain(own) {
-        let packages = package_directories(&prefix).into_iter();
-        paths.extend(packages.map(|packages| packages.join("nvidia/nccl/lib").join(NAME)));
+        let packages = package_directories(&prefix);
+        paths.extend(packages.iter().map(|packages| in_packages(packages)));
         paths.push(prefix.join("lib").join(NAME));
     }
     paths

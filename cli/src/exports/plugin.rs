@@ -6,15 +6,14 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 use super::loader::Loaded;
-use super::python::package_directories;
 use crate::failure::Failure;
 
 /// The file that NCCL opens for `NCCL_NET_PLUGIN=invar`.
 const NAME: &str = "libnccl-net-invar.so";
-/// Directories of a plugin, relative to the directory of the command. The last two are the layouts of
-/// `pip install --target` and of `cargo xtask plugin`.
+/// Directories of a plugin, relative to the directory of the command. The last two are the layouts of the wheel and of
+/// `cargo xtask plugin`.
 const BESIDE_COMMAND: [&str; 5] =
-    ["../lib", "../lib/x86_64-linux-gnu", "../lib64", "../invar", "../plugin"];
+    ["../lib", "../lib/x86_64-linux-gnu", "../lib64", "..", "../plugin"];
 
 /// A plugin that loads.
 #[derive(Serialize)]
@@ -65,13 +64,7 @@ fn given(wanted: &Path) -> Result<PathBuf, Failure> {
 fn beside_command() -> Vec<PathBuf> {
     let Ok(command) = env::current_exe() else { return Vec::new() };
     let Some(directory) = command.parent() else { return Vec::new() };
-    let mut directories: Vec<PathBuf> =
-        BESIDE_COMMAND.iter().map(|relative| directory.join(relative)).collect();
-    if let Some(prefix) = directory.parent() {
-        let packages = package_directories(prefix);
-        directories.extend(packages.into_iter().map(|packages| packages.join("invar")));
-    }
-    directories.into_iter().map(|directory| directory.join(NAME)).collect()
+    BESIDE_COMMAND.iter().map(|relative| directory.join(relative).join(NAME)).collect()
 }
 
 fn missing() -> Failure {

@@ -2,20 +2,26 @@
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::process::Command;
 
+use invar_testkit::skip::{PROGRAMS, skip};
 use tempfile::TempDir;
 
-use super::{Run, invar, json, run};
+use super::{Run, bare, invar, json, run};
 
 /// A file that stands for the library, in a folder as packages have it. The loader tells of a file that is no
 /// library, and goes on without it.
 fn library(name: &str) -> (TempDir, String) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().canonicalize().unwrap().join("lib/invar").join(name);
-    fs::create_dir_all(path.parent().unwrap()).unwrap();
-    fs::write(&path, b"\x7fELF\0ibv_get_device_list\0").unwrap();
+    write_library(&path);
     (folder, path.into_os_string().into_string().unwrap())
+}
+
+fn write_library(path: &Path) {
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(path, b"\x7fELF\0ibv_get_device_list\0").unwrap();
 }
 
 /// The library itself. Cargo also builds it for the tests, and puts it next to them.
@@ -36,6 +42,32 @@ fn a_missing_library_or_program_is_named() {
     let outcome = run(&["run", "--library", &there, "--", "/nowhere/program", "-x"]);
     assert_eq!(outcome.status, Some(3));
     assert_eq!(outcome.line(), "invar: /nowhere/program: no such program");
+}
+
+#[test]
+fn a_command_without_the_library_says_where_it_looks_and_how_to_build_it() {
+    // A link, and so on one file system: a copy that others may still write does not start.
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let prefix = folder.path().canonicalize().unwrap();
+    fs::create_dir(prefix.join("bin")).unwrap();
+    let program = prefix.join("bin/invar");
+    fs::hard_link(env!("CARGO_BIN_EXE_invar"), &program).unwrap();
+    let mut command = bare(Command::new(program), &["run", "--", "true"]);
+    command.env("XDG_RUNTIME_DIR", &prefix);
+    let outcome = Run::start(&mut command).wait();
+    assert_eq!(outcome.status, Some(3), "{}", outcome.stdout);
+    let places = ["bin/libinvar_soft_verbs.so", "lib/invar/libibverbs.so"];
+    let places = places.map(|place| prefix.join(place));
+    let [built, installed] = places.each_ref().map(|place| place.display());
+    let says = format!("invar: Invar's libibverbs is neither {built} nor {installed}: ");
+    assert!(outcome.line().starts_with(&says), "{}", outcome.line());
+    let builds = "`cargo build --release -p invar-soft-verbs`";
+    assert!(outcome.line().contains(builds), "{}", outcome.line());
+    for place in &places {
+        write_library(place);
+        Run::start(&mut command).wait().ok();
+        fs::remove_file(place).unwrap();
+    }
 }
 
 #[test]
@@ -119,8 +151,7 @@ fn assert_loads_itself(flags: &[&str]) {
     let mut cc = Command::new("cc");
     let compiled = cc.args(flags).arg("-o").args([&program, &source]).arg("-ldl").output();
     if !compiled.is_ok_and(|output| output.status.success()) {
-        eprintln!("skipped: needs a C compiler (cc) that knows {flags:?}");
-        return;
+        return skip(PROGRAMS, format!("needs a C compiler (cc) that knows {flags:?}"));
     }
     let library = built();
     let start = ["run", "--library", &library, "--devices", "lo", "--", program.to_str().unwrap()];

@@ -51,7 +51,7 @@ pub(super) fn check(root: &Root, packages: &Path, work: &Path) -> Result<Outcome
     let (command, args) = (configured("Entrypoint")?, configured("Cmd")?);
     let words = command.split_whitespace().chain(args.split_whitespace());
     run(&words.collect::<Vec<_>>())?;
-    let lines = job(&run, command.trim())?;
+    let lines = job(&run, &[command.trim()])?;
     ensure!(!lines.contains("LD_LIBRARY_PATH"), "the loader does not find the plugin: {lines}");
     for text in TEXTS {
         run(&["test", "-s", &format!("/usr/share/doc/invar/{text}")])?;
