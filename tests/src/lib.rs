@@ -11,6 +11,7 @@ pub mod load;
 pub mod namespaces;
 pub mod pcap;
 pub mod shell;
+pub mod skip;
 pub mod sleepers;
 pub mod strangers;
 pub mod sysfs;

@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
+use crate::skip::{NAMESPACES, skip};
+
 /// The hosts' IPv4 addresses.
 pub const IPV4: [&str; 2] = ["192.0.2.1", "192.0.2.2"];
 /// The hosts' IPv6 addresses.
@@ -81,8 +83,11 @@ impl Hosts {
 
     /// Creates the namespaces, as [`Hosts::new`] does. Where that fails, it prints the reason and returns
     /// `None`: the test is skipped.
+    ///
+    /// # Panics
+    /// Panics if that fails and the environment forbids to [`skip`].
     pub fn or_skip(mtu: u32) -> Option<Hosts> {
-        let skip = |error| eprintln!("skipped: no network namespaces here: {error}");
+        let skip = |error| skip(NAMESPACES, format!("no network namespaces here: {error}"));
         Hosts::new(mtu).map_err(skip).ok()
     }
 

@@ -4,7 +4,8 @@
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -12,6 +13,7 @@ use invar_core::auth::{Calling, HELLO_BYTES, Hello, NONCE_BYTES, PROOF_BYTES, Se
 use invar_core::conn::{Stream, StreamError};
 
 use crate::random::Random;
+use crate::wait::watch;
 
 /// A peer gets in within this time, whoever else calls.
 const IN_WITHIN: Duration = Duration::from_secs(1);
@@ -78,16 +80,17 @@ impl Stranger {
         Stranger::Flooder,
     ];
 
-    /// Calls until `stop` is set. Sets `there` once a peer that arrives has to get past this stranger.
-    fn call(self, door: &Door, random: &mut Random, there: &AtomicBool, stop: &AtomicBool) {
+    /// Calls until the siege stops. Sets `there` once a peer that arrives has to get past this stranger.
+    fn call(self, siege: &Siege, random: &mut Random) {
+        let Siege { door, there, stop, .. } = siege;
         let hello = Hello::new(door.service, [7; NONCE_BYTES]).to_bytes();
         let stopped = || stop.load(Ordering::Acquire);
         let mut held: Vec<TcpStream> = Vec::new();
         match self {
-            Stranger::Silent => held.extend((0..CROWD).filter_map(|_| connect(door))),
-            Stranger::Scanner => (0..4 * CROWD).for_each(|_| drop(connect(door))),
+            Stranger::Silent => held.extend((0..CROWD).filter_map(|_| siege.connect())),
+            Stranger::Scanner => (0..4 * CROWD).for_each(|_| drop(siege.connect())),
             Stranger::Slow => {
-                held.extend((0..CROWD).filter_map(|_| connect(door)));
+                held.extend((0..CROWD).filter_map(|_| siege.connect()));
                 for byte in &hello[..HELLO_BYTES - 1] {
                     held.iter_mut().for_each(|stream| say(stream, &[*byte]));
                     there.store(true, Ordering::Release);
@@ -100,11 +103,11 @@ impl Stranger {
             Stranger::Garbage => held.extend((0..CROWD).filter_map(|_| {
                 let bytes: Vec<u8> =
                     (0..1 + random.below(4096)).map(|_| random.next() as u8).collect();
-                saying(door, &bytes)
+                siege.say_first(&bytes)
             })),
             Stranger::Replay => {
-                let recorded = recorded(door);
-                held.extend((0..CROWD).filter_map(|_| saying(door, &recorded)));
+                let recorded = recorded(siege);
+                held.extend((0..CROWD).filter_map(|_| siege.say_first(&recorded)));
             }
             Stranger::WrongVersion => {
                 let mut version = hello;
@@ -112,18 +115,18 @@ impl Stranger {
                 let mut service = hello;
                 service[10] ^= 0x40;
                 let hellos = [version, service].into_iter().cycle().take(CROWD);
-                held.extend(hellos.filter_map(|hello| saying(door, &hello)));
+                held.extend(hellos.filter_map(|hello| siege.say_first(&hello)));
             }
             Stranger::Greedy => {
-                held.extend((0..1200).filter_map(|_| saying(door, &hello[..9])));
+                held.extend((0..1200).filter_map(|_| siege.say_first(&hello[..9])));
             }
             Stranger::Guesser => held.extend((0..CROWD).filter_map(|_| {
                 let proof: [u8; PROOF_BYTES] = std::array::from_fn(|_| random.next() as u8);
-                saying(door, &[hello, proof].concat())
+                siege.say_first(&[hello, proof].concat())
             })),
             Stranger::Truncated => {
                 held.extend((0..HELLO_BYTES + PROOF_BYTES).filter_map(|len| {
-                    let stream = saying(door, &[hello, [0; PROOF_BYTES]].concat()[..len])?;
+                    let stream = siege.say_first(&[hello, [0; PROOF_BYTES]].concat()[..len])?;
                     // The call fails if the listener has hung up.
                     let _ = stream.shutdown(Shutdown::Write);
                     Some(stream)
@@ -132,7 +135,7 @@ impl Stranger {
             Stranger::Flooder => {
                 let bytes = vec![0x47; 1 << 16];
                 for call in 0.. {
-                    drop(saying(door, &bytes));
+                    drop(siege.say_first(&bytes));
                     there.store(call > 32, Ordering::Release);
                     if stopped() {
                         break;
@@ -152,24 +155,28 @@ impl Stranger {
 /// until the listener's memory has been measured.
 ///
 /// # Panics
-/// Panics if a stranger keeps the peer out for more than a second, or makes the process take on memory.
+/// Panics if a stranger keeps the peer out for more than a second, or makes the process take on memory. Panics if
+/// a stranger cannot connect at all.
 pub fn besiege<K, V: FnOnce() -> K>(what: &str, mut open: impl FnMut() -> (Door, V)) {
     const SEED: u64 = 0x5712_a49e;
+    /// The test of a listener that runs. A test measures the memory of its process.
+    static ALONE: Mutex<()> = Mutex::new(());
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     for stranger in Stranger::ALL {
         let how = format!("{what}, {stranger:?}, seed {SEED:#x}");
         let mut best = Duration::MAX;
         for attempt in 0..ATTEMPTS {
             let (door, visit) = open();
             let before = resident_bytes(door.process);
-            let (there, stop) = (AtomicBool::new(false), AtomicBool::new(false));
+            let [there, stop] = [false; 2].map(AtomicBool::new);
+            let siege = Siege { door, connected: AtomicUsize::new(0), there, stop };
             let mut random = Random::new(SEED + u64::from(attempt));
             let took = thread::scope(|scope| {
                 // The stranger stops when the visit ends, even by a panic.
-                let _stops = Stops(&stop);
-                scope.spawn(|| stranger.call(&door, &mut random, &there, &stop));
-                while !there.load(Ordering::Acquire) {
-                    thread::yield_now();
-                }
+                let _stops = Stops(&siege.stop);
+                scope.spawn(|| stranger.call(&siege, &mut random));
+                watch(&format!("{how}: its calls"), || siege.there.load(Ordering::Acquire));
+                assert_ne!(siege.connected.load(Ordering::Acquire), 0, "{how}: reaches nobody");
                 let start = Instant::now();
                 let kept = visit();
                 let took = start.elapsed();
@@ -187,6 +194,34 @@ pub fn besiege<K, V: FnOnce() -> K>(what: &str, mut open: impl FnMut() -> (Door,
     }
 }
 
+/// A stranger before a listener.
+struct Siege {
+    door: Door,
+    /// The number of connections so far.
+    connected: AtomicUsize,
+    /// Whether a peer that arrives has to get past the stranger.
+    there: AtomicBool,
+    /// Whether the stranger has to stop.
+    stop: AtomicBool,
+}
+
+impl Siege {
+    /// Connects to the listener. Returns `None` if that fails, since the listener's queue may be full.
+    fn connect(&self) -> Option<TcpStream> {
+        let stream = TcpStream::connect_timeout(&self.door.addr, TIMEOUT).ok()?;
+        self.connected.fetch_add(1, Ordering::AcqRel);
+        stream.set_nonblocking(true).ok()?;
+        Some(stream)
+    }
+
+    /// Connects and sends as many of the bytes as the listener takes.
+    fn say_first(&self, bytes: &[u8]) -> Option<TcpStream> {
+        let mut stream = self.connect()?;
+        say(&mut stream, bytes);
+        Some(stream)
+    }
+}
+
 /// Sets the flag when it is dropped.
 pub struct Stops<'a>(pub &'a AtomicBool);
 
@@ -196,27 +231,15 @@ impl Drop for Stops<'_> {
     }
 }
 
-/// Connects to the listener. Returns `None` if that fails, since the listener's queue may be full.
-fn connect(door: &Door) -> Option<TcpStream> {
-    let stream = TcpStream::connect_timeout(&door.addr, TIMEOUT).ok()?;
-    stream.set_nonblocking(true).ok()?;
-    Some(stream)
-}
-
-fn saying(door: &Door, bytes: &[u8]) -> Option<TcpStream> {
-    let mut stream = connect(door)?;
-    say(&mut stream, bytes);
-    Some(stream)
-}
-
 /// Sends as many bytes as the listener takes. The listener should hang up, so errors are ignored.
 fn say(stream: &mut TcpStream, bytes: &[u8]) {
     let _ = stream.write(bytes);
 }
 
 /// A peer's hello and proof, which the listener has not seen.
-fn recorded(door: &Door) -> Vec<u8> {
-    let Some(stream) = connect(door) else { return Vec::new() };
+fn recorded(siege: &Siege) -> Vec<u8> {
+    let Some(stream) = siege.connect() else { return Vec::new() };
+    let door = &siege.door;
     let mut calling = Calling::new(door.secret, door.service, [7; NONCE_BYTES]);
     let mut recorder = Recorder { stream, said: Vec::new() };
     let start = Instant::now();
@@ -264,7 +287,7 @@ impl Stream for Recorder {
 
 /// The resident memory of a process.
 fn resident_bytes(process: u32) -> u64 {
-    let statm = std::fs::read_to_string(format!("/proc/{process}/statm")).unwrap_or_default();
+    let statm = std::fs::read_to_string(format!("/proc/{process}/statm")).expect("a process");
     let pages = statm.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok());
-    pages.unwrap_or(0) * rustix::param::page_size() as u64
+    pages.expect("a number of pages") * rustix::param::page_size() as u64
 }

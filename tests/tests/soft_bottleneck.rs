@@ -7,6 +7,7 @@ use invar_core::nic::{Nic, SendOpcode, Wc, WcStatus};
 use invar_linux::soft::{SoftConfig, SoftNic};
 use invar_testkit::end::{End, Link};
 use invar_testkit::namespaces::{Hosts, IPV6};
+use invar_testkit::skip::{NAMESPACES, skip};
 use invar_testkit::wait::until;
 
 const MESSAGE_BYTES: usize = 64 << 10;
@@ -57,7 +58,9 @@ fn two_senders_share_a_slow_cable() {
     let made = Hosts::new(9000).and_then(|hosts| hosts.tc(1, bottleneck).map(|_| hosts));
     let hosts = match &made {
         Ok(hosts) => hosts,
-        Err(error) => return eprintln!("skipped: no slow cable between namespaces here: {error}"),
+        Err(error) => {
+            return skip(NAMESPACES, format!("no slow cable between namespaces here: {error}"));
+        }
     };
     let receiver = open(hosts, 0);
     let mut senders = [(); 2].map(|()| Sender::new(hosts, &receiver));

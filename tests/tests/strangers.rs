@@ -15,6 +15,7 @@ use invar_linux::rendezvous::Bootstrap;
 use invar_linux::tcp::{AuthListener, OobStream, Proof};
 use invar_testkit::library::{connect, content, first_device, settings};
 use invar_testkit::strangers::{Door, besiege};
+use invar_testkit::unused;
 use invar_testkit::wait::{LIMIT, until};
 
 const BYTES: usize = 4096;
@@ -22,6 +23,14 @@ const BYTES: usize = 4096;
 fn door(handle: &Handle, service: Service) -> Door {
     let addr = handle.addr(Wire::Invar).unwrap();
     Door { addr, secret: handle.secret(None).unwrap(), service, process: std::process::id() }
+}
+
+#[test]
+#[should_panic(expected = "reaches nobody")]
+fn a_siege_at_which_no_stranger_reaches_the_listener_is_no_success() {
+    let (addr, process) = (unused::address().into(), std::process::id());
+    let secret = Secret::new([3; SECRET_BYTES]);
+    besiege("nobody", || (Door { addr, secret, service: Service::Rdma, process }, || ()));
 }
 
 /// Connects a peer to a listener and sends a message. Checks that the message arrives whole and no

@@ -36,7 +36,7 @@ pub(crate) struct Args {
     /// For instruction counts: show the K most expensive functions of each case.
     #[arg(long, value_name = "K", default_value_t = 0)]
     top: usize,
-    /// Fail if a case misses its bar.
+    /// Fail if a case misses its bar, if one is not measured, or if no case has a bar.
     #[arg(long)]
     check: bool,
     /// Also write the results into this folder, as values (CSV) and as plots (SVG).
@@ -90,6 +90,9 @@ pub(crate) fn run(shell: &Shell, args: &Args) -> Result<()> {
     if let Some(unknown) = args.case.iter().find(|case| !names.contains(&case.as_str())) {
         bail!("no case {unknown}; there are {}", names.join(", "));
     }
+    if args.check && !has_bar(&groups, args) {
+        bail!("--check has nothing to check: none of the cases has a bar");
+    }
     let mut missed = Vec::new();
     for group in groups {
         if group.cases().iter().any(|case| args.wants(case)) {
@@ -114,6 +117,11 @@ pub(crate) fn run(shell: &Shell, args: &Args) -> Result<()> {
     Ok(())
 }
 
+/// Whether a case that the user asks for has a bar.
+fn has_bar(groups: &[Group], args: &Args) -> bool {
+    groups.iter().flat_map(|group| group.barred()).any(|case| args.wants(case))
+}
+
 impl Group {
     fn cases(self) -> Vec<&'static str> {
         match self {
@@ -129,5 +137,38 @@ impl Group {
             Group::Torch => torch::cases(),
             Group::Waiting => waiting::cases(),
         }
+    }
+
+    /// The cases that have a bar.
+    fn barred(self) -> Vec<&'static str> {
+        match self {
+            Group::Protocol => instructions::barred(&protocol::CASES),
+            Group::Verbs => instructions::barred(&verbs::CASES),
+            Group::Plugin => instructions::barred(&plugin::CASES),
+            Group::SoftNic => soft_nic::barred(),
+            Group::Socket => socket::barred(),
+            Group::Coll => coll::barred(),
+            Group::Proxy => Vec::new(),
+            Group::SoftVerbs | Group::Collnet | Group::Torch | Group::Waiting => self.cases(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cases_without_a_bar_are_nothing_to_check() {
+        let has_bar = |group, case: &[&str]| {
+            let case = case.iter().map(|case| (*case).to_owned()).collect();
+            let args = Args { group: Some(group), case, top: 0, check: true, plot: None };
+            has_bar(&[group], &args)
+        };
+        assert!(!has_bar(Group::Verbs, &[]) && !has_bar(Group::Proxy, &[]));
+        assert!(has_bar(Group::Protocol, &[]) && !has_bar(Group::Protocol, &["msg8-q2"]));
+        assert!(has_bar(Group::SoftNic, &["soft"]) && !has_bar(Group::SoftNic, &["udp-gso"]));
+        assert!(has_bar(Group::Socket, &["socket"]) && !has_bar(Group::Socket, &["raw"]));
+        assert!(has_bar(Group::Coll, &[]) && !has_bar(Group::Coll, &["reduce"]));
     }
 }

@@ -26,9 +26,10 @@ pub(crate) fn run(shell: &Shell) -> Result<()> {
 }
 
 /// Builds the package and runs its tests. Skipped where no Python has NumPy. Without PyTorch the tests of
-/// its backend are skipped.
+/// its backend are skipped, and the outcome says so.
 pub(crate) fn step(shell: &Shell) -> Result<Outcome> {
-    let Some(python) = with_module(shell, "torch").or_else(|| with_module(shell, "numpy")) else {
+    let torch = with_module(shell, "torch");
+    let Some(python) = torch.or_else(|| with_module(shell, "numpy")) else {
         let why = "no Python has NumPy: on Debian, apt-get install python3-numpy";
         return Ok(Outcome::Skipped(why.to_owned()));
     };
@@ -44,7 +45,13 @@ pub(crate) fn step(shell: &Shell) -> Result<Outcome> {
     // Python would leave compiled files beside the tests.
     tests.env("PYTHONPATH", folder).env("PYTHONDONTWRITEBYTECODE", "1");
     shell.run(tests)?;
-    Ok(Outcome::Passed)
+    Ok(match torch {
+        Some(_) => Outcome::Passed,
+        None => {
+            let why = "the tests with PyTorch: on Debian, apt-get install python3-torch";
+            Outcome::Skipped(why.to_owned())
+        }
+    })
 }
 
 /// The first Python that has a module.

@@ -2,6 +2,7 @@
 
 use invar_core::roce::{IpDatagram, Packet};
 use invar_testkit::pcap::Reader;
+use invar_testkit::skip::{PROGRAMS, skip};
 use tempfile::TempPath;
 
 use crate::*;
@@ -54,8 +55,7 @@ fn packets_of_both_ways_are_captured_with_their_right_icrc() {
 #[test]
 fn tshark_reads_a_capture_as_we_do_and_finds_nothing_malformed() {
     if Command::new("tshark").arg("--version").output().is_err() {
-        eprintln!("skipped: tshark is not installed");
-        return;
+        return skip(PROGRAMS, "tshark is not installed");
     }
     let file = Captured::new(&[]);
     let bytes = file.bytes();

@@ -22,9 +22,9 @@ mod strangers;
 mod unread;
 mod wrong_bytes;
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::{self, BufRead, BufReader, Read};
 use std::process::{Command, Stdio};
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use invar_testkit::child::Killed;
@@ -62,22 +62,21 @@ impl Run {
     }
 
     fn wait(mut self) -> Outcome {
+        let (stdout, stderr) = (reader(self.0.stdout.take()), reader(self.0.stderr.take()));
         let status = watch("the end of the run", || self.0.try_wait().expect("a process"));
-        let mut outcome =
-            Outcome { status: status.code(), stdout: String::new(), stderr: String::new() };
-        if let Some(mut pipe) = self.0.stdout.take() {
-            pipe.read_to_string(&mut outcome.stdout).expect("text");
-        }
-        if let Some(mut pipe) = self.0.stderr.take() {
-            pipe.read_to_string(&mut outcome.stderr).expect("text");
-        }
-        outcome
+        let [stdout, stderr] = [stdout, stderr].map(|reader| reader.join().expect("text"));
+        Outcome { status: status.code(), stdout, stderr }
     }
 
     /// The next line on stdout.
     fn line(&mut self) -> String {
         line_of(self.0.stdout.as_mut().expect("a pipe"))
     }
+}
+
+/// Reads a pipe to its end, if it is there. A process whose pipe is full would wait for a reader.
+fn reader(pipe: Option<impl Read + Send + 'static>) -> JoinHandle<String> {
+    thread::spawn(|| pipe.map_or(Ok(String::new()), io::read_to_string).expect("text"))
 }
 
 fn line_of(pipe: impl Read) -> String {
@@ -112,4 +111,10 @@ fn server(command: &mut Command) -> (Run, String) {
 
 fn json(text: &str) -> serde_json::Value {
     serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
+}
+
+#[test]
+fn a_run_may_print_more_than_a_pipe_holds() {
+    let outcome = Run::start(Command::new("seq").arg("100000")).wait();
+    assert!(outcome.ok().stdout.ends_with("\n100000\n"), "{} bytes", outcome.stdout.len());
 }

@@ -62,7 +62,7 @@ fn variables_that_cannot_be_are_named_with_what_is_allowed() {
     let outcome = Run::start(command.env("INVAR_FIFO_DEPTH", "8")).wait();
     assert_eq!(outcome.status, USAGE);
     assert!(outcome.line().contains("--window 16: "), "{}", outcome.stderr);
-    for (depth, status) in [("1", USAGE), ("2", Some(0))] {
+    for (depth, status) in [("4", USAGE), ("8", Some(0))] {
         let mut command = invar(&["perf", "-e", "8", "-n", "2"]);
         let outcome = Run::start(command.env("INVAR_FIFO_DEPTH", depth)).wait();
         assert_eq!(outcome.status, status, "{}", outcome.stderr);

@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use invar_testkit::skip::{PROGRAMS, skip};
 use invar_testkit::unused;
 use invar_testkit::wait::watch;
 
@@ -75,8 +76,7 @@ fn open_mpi_sums_and_sends_over_ucx() {
 #[test]
 fn gloo_sums_and_gathers_over_its_transport_ibverbs() {
     if !Path::new("/usr/include/gloo/transport/ibverbs/device.h").exists() {
-        eprintln!("skipped: needs Debian's libgloo-dev");
-        return;
+        return skip(PROGRAMS, "needs Debian's libgloo-dev");
     }
     let folder = tempfile::tempdir().unwrap();
     let program = folder.path().join("program");

@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use invar_testkit::child::Killed;
 use invar_testkit::namespaces::Hosts;
+use invar_testkit::skip::{PROGRAMS, skip};
 use invar_testkit::wait::watch;
 use invar_testkit::{shell, unused};
 
@@ -52,7 +53,7 @@ fn is_installed(program: &str, package: &str) -> bool {
     let found =
         Command::new("which").arg(program).output().is_ok_and(|output| output.status.success());
     if !found {
-        eprintln!("skipped: needs {program}, which Debian's {package} has");
+        skip(PROGRAMS, format!("needs {program}, which Debian's {package} has"));
     }
     found
 }
@@ -302,8 +303,7 @@ fn run_c(source: &str, arguments: &[&str]) {
             .output()
     };
     if !build(&header).is_ok_and(|output| output.status.success()) {
-        eprintln!("skipped: needs a C compiler (cc) and Debian's libibverbs-dev");
-        return;
+        return skip(PROGRAMS, "needs a C compiler (cc) and Debian's libibverbs-dev");
     }
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(source);
     let built = build(&source).unwrap();

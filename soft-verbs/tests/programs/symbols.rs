@@ -4,14 +4,15 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
 
+use invar_testkit::skip::{PROGRAMS, skip};
+
 use super::{Run, command, is_installed, library};
 
 #[test]
 fn the_symbols_and_their_versions_are_those_of_rdma_core() {
     const THEIRS: &str = "/usr/lib/x86_64-linux-gnu/libibverbs.so.1";
     if !Path::new(THEIRS).exists() || !is_installed("readelf", "binutils") {
-        eprintln!("skipped: compares with {THEIRS}, of Debian's libibverbs1");
-        return;
+        return skip(PROGRAMS, format!("compares with {THEIRS}, of Debian's libibverbs1"));
     }
     let symbols = |path: &Path, version: &str| {
         let Output { stdout, .. } =
@@ -75,8 +76,7 @@ fn a_program_that_needs_a_driver_of_any_generation_of_rdma_core_starts() {
         let script = format!("-Wl,--version-script={}", map.display());
         let arguments = ["-shared", "-fPIC", "-Wl,-soname,libibverbs.so.1", &script];
         if !compile(&arguments, &theirs).is_ok_and(|output| output.status.success()) {
-            eprintln!("skipped: needs a C compiler (cc)");
-            return;
+            return skip(PROGRAMS, "needs a C compiler (cc)");
         }
         let declare = |name: &&str| format!("extern void {name}(void);\n");
         let declared: String = names().map(declare).collect();

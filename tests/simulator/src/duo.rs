@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use invar_core::auth::Session;
+use invar_core::auth::{Answering, Calling, NONCE_BYTES, Secret, Service, Session};
 use invar_core::comm::{RecvComm, SendComm};
 use invar_core::conn::{Acceptor, CommSettings, Connector};
 use invar_core::error::Error;
@@ -102,7 +102,8 @@ impl<N: Nic> Buffer<N> {
     }
 }
 
-/// Connects two ports with a pipe as the out-of-band stream. `idle` runs when both ends wait.
+/// Connects two ports with a pipe as the out-of-band stream. `idle` runs when both ends wait. If the settings
+/// have a key, the ends prove to each other that they know it.
 ///
 /// # Errors
 /// Returns the first error of either end.
@@ -130,18 +131,18 @@ pub fn connect_in<N: Nic + Clone>(
     settings: [CommSettings; 2],
     mut idle: impl FnMut(),
 ) -> Result<Duo<N>, Error> {
-    let (here, there) = Pipe::pair();
+    let (here, mut there) = Pipe::pair();
     let cable = here.cable();
+    let [called, answered] = settings.map(|settings| settings.key);
+    let calling = called.map(|key| Calling::new(key, Service::Rdma, [1; NONCE_BYTES]));
     let mut connector =
-        Connector::new(nics[0].clone(), send_pd.clone(), here, None, settings[0], 0);
-    let mut acceptor = Acceptor::new(
-        nics[1].clone(),
-        recv_pd.clone(),
-        there,
-        Session::UNKNOWN_PEER,
-        settings[1],
-        0,
-    );
+        Connector::new(nics[0].clone(), send_pd.clone(), here, calling, settings[0], 0);
+    let session = match answered {
+        Some(key) => answer(&mut connector, &mut there, &key)?,
+        None => Session::UNKNOWN_PEER,
+    };
+    let mut acceptor =
+        Acceptor::new(nics[1].clone(), recv_pd.clone(), there, session, settings[1], 0);
     // Comms are large, and without optimization each move takes room on the stack.
     let (mut send, mut recv) = (None, None);
     for _ in 0..POLLS_MAX {
@@ -160,4 +161,21 @@ pub fn connect_in<N: Nic + Clone>(
         (Some(send), Some(recv)) => Ok(Duo { send: *send, recv: *recv, cable, send_pd, recv_pd }),
         _ => panic!("no connection after {POLLS_MAX} polls of both ends"),
     }
+}
+
+/// Answers a connector that proves that it knows the key. The connector gets no further meanwhile.
+fn answer<N: Nic>(
+    connector: &mut Connector<N, Pipe>,
+    stream: &mut Pipe,
+    key: &Secret,
+) -> Result<Session, Error> {
+    let mut answering = Answering::new([2; NONCE_BYTES]);
+    for _ in 0..POLLS_MAX {
+        assert!(connector.poll(0)?.is_none(), "a comm before the peer has proved itself");
+        let session = answering.poll(key, Service::Rdma, stream).map_err(Error::Auth)?;
+        if let Some(session) = session {
+            return Ok(session);
+        }
+    }
+    panic!("no proof after {POLLS_MAX} polls of both ends");
 }

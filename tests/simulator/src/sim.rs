@@ -27,7 +27,7 @@ use invar_core::roce::qp::{RequesterPhase, ResponderPhase, Tuning};
 use invar_linux::soft::{Device, DeviceConfig, DeviceCounters, QpnRange};
 
 pub use campaign::{Campaign, Failure, Progress, Summary};
-pub use coverage::{Coverage, Fault, FaultRow, Machine, State};
+pub use coverage::{Apart, Coverage, Fault, FaultRow, Machine, State};
 pub use nic::{SimCq, SimMr, SimNic, SimQp};
 pub use outcome::{Event, Outcome};
 pub use simulation::{COMMS, RAILS, RANKS, SIMULATIONS, Simulation, TWICE_EVERY};
@@ -62,11 +62,17 @@ struct Net {
     coverage: Coverage,
     /// The queue pair that sends to a queue pair. Both have the numbers of their host and of their own.
     peers: HashMap<(usize, u32), (usize, u32)>,
+    /// The number of queue pairs so far whose packets carry tags.
+    tagged_qps: u64,
+    /// The number of queue pairs so far that send long packets.
+    long_qps: u64,
 }
 
 struct Host {
     device: Device,
     mtu: Mtu,
+    /// The payload of the longest packets that the port offers, or 0.
+    long_mtu_bytes: u32,
     /// The time that the host takes to handle a packet. `queue_packets_max` packets may wait meanwhile.
     service_ns: u64,
     queue_packets_max: usize,
@@ -95,6 +101,8 @@ impl World {
             reports_ports: false,
             coverage: Coverage::default(),
             peers: HashMap::new(),
+            tagged_qps: 0,
+            long_qps: 0,
         })))
     }
 
@@ -122,9 +130,18 @@ impl World {
         net.wire.add_host(ip);
         let queue = VecDeque::new();
         let unseen = HashMap::new();
-        let (downs, knows_way) = (0, false);
-        let host =
-            Host { device, mtu, service_ns, queue_packets_max, downs, knows_way, unseen, queue };
+        let (long_mtu_bytes, downs, knows_way) = (0, 0, false);
+        let host = Host {
+            device,
+            mtu,
+            long_mtu_bytes,
+            service_ns,
+            queue_packets_max,
+            downs,
+            knows_way,
+            unseen,
+            queue,
+        };
         net.hosts.push(host);
         drop(net);
         SimNic::new(self.clone(), number)
@@ -141,6 +158,11 @@ impl World {
         let net = &mut *self.net();
         net.wire.set_up(host, up);
         net.hosts[host].downs += u32::from(!up);
+    }
+
+    /// Lets a host offer packets with so many bytes of payload, more than its MTU. Two hosts that do use them.
+    pub fn offer_long_packets(&self, host: usize, payload_bytes: u32) {
+        self.net().hosts[host].long_mtu_bytes = payload_bytes;
     }
 
     /// Lets devices report that their port went down.
@@ -222,6 +244,12 @@ impl World {
     /// The counters of a host's device.
     pub fn device_counters(&self, host: usize) -> DeviceCounters {
         self.net().hosts[host].device.counters()
+    }
+
+    /// The numbers of queue pairs so far whose packets carry tags, and of those that send long packets.
+    fn tagged_and_long_qps(&self) -> (u64, u64) {
+        let net = self.net();
+        (net.tagged_qps, net.long_qps)
     }
 
     /// Whether a host's device has no queue pairs, completion queues and regions.
@@ -317,8 +345,10 @@ impl Net {
         self.record_packet_faults();
     }
 
-    /// Notes that a queue pair of a host sends to the peer that `attr` names.
+    /// Notes the peer to which a queue pair of a host sends, and the kind of its packets.
     fn learn_peer(&mut self, host: usize, qpn: u32, attr: &RtrAttr) {
+        self.tagged_qps += u64::from(attr.packet_keys.is_some());
+        self.long_qps += u64::from(attr.is_long());
         if let Some(peer) = self.wire.host_of(attr.ah.dgid.ip()) {
             self.peers.insert((peer, attr.dest_qp_num), (host, qpn));
         }
@@ -420,7 +450,8 @@ mod tests {
         world.advance(WHILE_NS);
         assert!(met(State::RequesterRecovering) > before, "no answer is lost");
         drop(to);
-        world.advance(WHILE_NS);
+        // Probes come ever later.
+        world.advance(2 * WHILE_NS);
         assert!(met(State::ResponderDestroyed) > 0, "a destroyed queue pair answers");
         world.break_qp(0, qpn);
         assert_eq!(world.qp_states(0, qpn), [State::RequesterFailed, State::ResponderFailed]);

@@ -44,7 +44,7 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
             eprint!("\r\x1b[K");
         }
         println!("{summary}");
-        if summary.failure.is_some() {
+        if summary.failure.is_some() || summary.lacks_pairs() {
             return Ok(ExitCode::FAILURE);
         }
         if stop.load(Ordering::Relaxed) {

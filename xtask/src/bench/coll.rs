@@ -89,7 +89,12 @@ const CASES: [Case; 4] = [
 const REDUCE: &str = "reduce";
 
 pub(super) fn cases() -> Vec<&'static str> {
-    CASES.iter().map(|case| case.name).chain([REDUCE]).collect()
+    barred().into_iter().chain([REDUCE]).collect()
+}
+
+/// The cases that have a bar.
+pub(super) fn barred() -> Vec<&'static str> {
+    CASES.iter().map(|case| case.name).collect()
 }
 
 /// Prints the tables and returns the cases that miss their bar.

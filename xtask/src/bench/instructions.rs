@@ -47,6 +47,11 @@ pub(super) struct Case {
     pub(super) nccl: Option<u64>,
 }
 
+/// The names of the cases that have a bar.
+pub(super) fn barred(cases: &[Case]) -> Vec<&'static str> {
+    cases.iter().filter(|case| case.bar.is_some()).map(|case| case.name).collect()
+}
+
 impl Suite {
     /// Prints the table and returns the cases that miss their bar. The caller has built the programs.
     pub(super) fn run(&self, shell: &Shell, args: &Args) -> Result<Vec<String>> {

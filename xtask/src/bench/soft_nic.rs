@@ -44,6 +44,9 @@ struct Contender {
     run: fn(&Shell, &Path, usize) -> Result<f64>,
 }
 
+/// The contender that the others are rivals of.
+const SOFT: &str = "soft";
+
 /// `soft` is `invar perf` on a host without RDMA hardware, over the software NIC. `soft-4096` sends
 /// packets with path MTU 4096, as foreign peers get them. The packets of `soft-auth` carry tags.
 const CONTENDERS: [Contender; 6] = [
@@ -58,20 +61,25 @@ const CONTENDERS: [Contender; 6] = [
         name: "soft-auth",
         run: |shell, dir, size| invar_perf(shell, dir, size, &[("INVAR_SOFT_AUTH", "1")]),
     },
-    Contender { name: "soft", run: |shell, dir, size| invar_perf(shell, dir, size, &[]) },
+    Contender { name: SOFT, run: |shell, dir, size| invar_perf(shell, dir, size, &[]) },
 ];
 
 pub(super) fn cases() -> Vec<&'static str> {
-    let names = CONTENDERS.iter().map(|contender| contender.name);
-    let others = [
+    let rivals = CONTENDERS.iter().map(|contender| contender.name).filter(|name| *name != SOFT);
+    rivals.chain(barred()).collect()
+}
+
+/// The cases that have a bar. The others are its rivals.
+pub(super) fn barred() -> Vec<&'static str> {
+    vec![
+        SOFT,
         namespaces::CASE,
         lossy::CASE,
         rails::CASE,
         round_trip::CASE,
         fabric::CONNECTIONS,
         fabric::LOSS,
-    ];
-    names.chain(others).collect()
+    ]
 }
 
 /// Prints the tables and returns the cases that miss their bar.
@@ -137,7 +145,7 @@ fn throughput(shell: &Shell, args: &Args) -> Result<Vec<String>> {
 
 /// The bars that the software NIC misses, given the medians of all contenders for messages of one size.
 fn misses(size: usize, medians: &BTreeMap<&str, f64>) -> Vec<String> {
-    let Some(&soft) = medians.get("soft") else { return Vec::new() };
+    let Some(&soft) = medians.get(SOFT) else { return Vec::new() };
     let absolute = (size == MIB).then(|| (SOFT_BAR_GBITS, "Gbit/s".to_owned()));
     let relative = SOFT_BARS.iter().filter_map(|(name, share)| {
         Some((share * medians.get(name)?, format!("Gbit/s, {share} of {name}")))
@@ -150,9 +158,12 @@ fn misses(size: usize, medians: &BTreeMap<&str, f64>) -> Vec<String> {
         .collect()
 }
 
-/// The hosts, unless this host cannot make them. Then it prints why.
-fn or_skip(made: Result<Hosts, String>) -> Option<Hosts> {
-    let skip = |error| println!("skipped: no such network between namespaces here: {error}");
+/// The hosts, unless this host cannot make them. Then it prints why, and adds the case to those that miss their bar.
+fn or_skip(made: Result<Hosts, String>, case: &str, missed: &mut Vec<String>) -> Option<Hosts> {
+    let skip = |error| {
+        println!("skipped: no such network between namespaces here: {error}");
+        missed.push(format!("{case} (not measured)"));
+    };
     made.map_err(skip).ok()
 }
 

@@ -70,7 +70,8 @@ pub(super) fn loom(shell: &Shell) -> Result<Outcome> {
     // All tests of the core are compiled and six run. Optimizing across crates would take longer than they do.
     command
         .env("CARGO_PROFILE_RELEASE_LTO", "off")
-        .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16");
+        .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16")
+        .env("CARGO_PROFILE_RELEASE_DEBUG", "0");
     shell.run(command)?;
     Ok(Outcome::Passed)
 }

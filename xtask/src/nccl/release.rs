@@ -51,7 +51,7 @@ const IN_WHEEL: &str = "nvidia/nccl/lib/libnccl.so.2";
 pub(super) enum Fetched {
     /// The path of `libnccl.so.2`.
     Library(PathBuf),
-    /// pip is missing, or it reaches no package index. The text says so.
+    /// pip is missing, or it cannot download from a package index. The text says why.
     NoIndex(String),
 }
 
@@ -83,7 +83,7 @@ impl Release {
             remove(&wheel)?;
             let text = String::from_utf8_lossy(&output.stderr);
             let why = format!("pip cannot fetch NCCL {version}: {}", text.trim());
-            return if is_offline(&text) { Ok(Fetched::NoIndex(why)) } else { bail!(why) };
+            return if lacks_release(&text) { bail!(why) } else { Ok(Fetched::NoIndex(why)) };
         }
         let unpacked = unpack(shell, &wheel)?;
         let directory = cache.join(version);
@@ -106,12 +106,9 @@ fn unpack(shell: &Shell, directory: &Path) -> Result<PathBuf> {
     if library.is_file() { Ok(library) } else { bail!("{}: no {IN_WHEEL}", wheel.display()) }
 }
 
-/// Whether pip's errors say that there is no pip, or that it saw no index. An index that lacks a release
-/// names other releases.
-fn is_offline(errors: &str) -> bool {
-    ["No module named pip", "(from versions: none)", "connection broken", "Connection to "]
-        .iter()
-        .any(|sign| errors.contains(sign))
+/// Whether pip's errors name the releases that the index has instead.
+fn lacks_release(errors: &str) -> bool {
+    errors.contains("(from versions: ") && !errors.contains("(from versions: none)")
 }
 
 fn remove(directory: &Path) -> Result<()> {
@@ -129,8 +126,9 @@ mod tests {
     fn an_index_without_the_release_is_no_missing_index() {
         let lacks = "ERROR: Could not find a version that satisfies the requirement \
                      nvidia-nccl-cu12==2.99.0 (from versions: 2.16.2, 2.32.3)";
-        assert!(!is_offline(lacks));
-        assert!(is_offline("/usr/bin/python3: No module named pip"));
-        assert!(is_offline("ERROR: Could not find a version … (from versions: none)"));
+        assert!(lacks_release(lacks));
+        assert!(!lacks_release("/usr/bin/python3: No module named pip"));
+        assert!(!lacks_release("ERROR: Could not find a version … (from versions: none)"));
+        assert!(!lacks_release("ReadTimeoutError: Read timed out."));
     }
 }

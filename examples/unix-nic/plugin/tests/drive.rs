@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::Command;
 
 use invar_testkit::shell;
+use invar_testkit::skip::{PROGRAMS, skip};
 
 /// The versions of the plugin interface.
 const VERSIONS: std::ops::RangeInclusive<u32> = 6..=12;
@@ -15,8 +16,7 @@ const LIBRARY: &str = "libnccl-net-unix.so";
 fn every_version_moves_messages_over_the_provided_nic() {
     shell::default_signals();
     if Command::new("gcc").arg("--version").output().is_err() {
-        eprintln!("SKIPPED: gcc is missing");
-        return;
+        return skip(PROGRAMS, "gcc is missing");
     }
     let directory = Path::new(env!("CARGO_TARGET_TMPDIR"));
     // Cargo builds the library for the test, and puts it next to the test.

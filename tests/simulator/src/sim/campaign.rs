@@ -11,9 +11,12 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::{Outcome, Simulation};
+use super::{Machine, Outcome, Simulation};
 
 pub use report::Progress;
+
+/// After so many histories a pair of fault and state that can meet has met.
+const HISTORIES_ENOUGH: u64 = 1_000_000;
 
 /// The time between two reports of progress.
 const SHOW_EVERY: Duration = Duration::from_millis(250);
@@ -35,11 +38,9 @@ pub struct Campaign<'a> {
 
 /// The results of a campaign.
 pub struct Summary {
-    simulation: &'static str,
+    simulation: Simulation,
     time: Duration,
     seeds: Range<u64>,
-    faults: &'static [super::FaultRow],
-    events: &'static [super::Event],
     /// The number of seeds whose histories ended well.
     pub passed: u64,
     /// The number of those seeds that were lived through twice.
@@ -59,6 +60,16 @@ pub struct Failure {
     pub text: String,
     /// The test in `tests/tests` that runs this history alone.
     pub test: &'static str,
+}
+
+impl Summary {
+    /// Whether a fault never met a state that it should have met in so many histories.
+    pub fn lacks_pairs(&self) -> bool {
+        let Simulation { faults, apart, .. } = self.simulation;
+        let is_lacking =
+            |machine: &Machine| !self.total.coverage.never_met(faults, apart, *machine).is_empty();
+        self.passed >= HISTORIES_ENOUGH && Machine::ALL.iter().any(is_lacking)
+    }
 }
 
 /// The results of one thread.
@@ -101,13 +112,10 @@ impl Campaign<'_> {
                 .map(|share| share.expect("panics are caught"))
                 .collect::<Vec<Share>>()
         });
-        let Simulation { name, faults, events, .. } = *self.simulation;
         let mut summary = Summary {
-            simulation: name,
+            simulation: *self.simulation,
             time: begin.elapsed(),
             seeds: self.seeds.clone(),
-            faults,
-            events,
             passed: 0,
             twice: 0,
             total: Outcome::default(),
@@ -168,6 +176,7 @@ impl Campaign<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sim::{Apart, Fault, FaultRow};
 
     /// The history of this seed fails.
     const PLANTED: u64 = 70;
@@ -178,7 +187,8 @@ mod tests {
     }
 
     fn simulation(run: fn(u64) -> Outcome) -> Simulation {
-        Simulation { name: "planted", test: "planted_test", run, faults: &[], events: &[] }
+        let faults: &[FaultRow] = &[(Fault::Lost, &[Machine::Rail])];
+        Simulation { name: "planted", test: "planted_test", run, faults, apart: &[], events: &[] }
     }
 
     fn run(run: fn(u64) -> Outcome, seeds: Range<u64>, jobs: usize, stop: bool) -> Summary {
@@ -202,6 +212,17 @@ mod tests {
         assert!(failure.text.contains("campaign.rs:"), "the place is missing: {failure}");
         let command = "INVAR_SIM_SEED=70 cargo test --release -p invar-testkit --test planted_test";
         assert!(summary.to_string().contains(command), "{summary}");
+    }
+
+    #[test]
+    fn a_pair_that_never_met_in_a_million_histories_is_a_failure() {
+        let mut summary = run(|_| Outcome::default(), 0..10, 1, false);
+        assert!(!summary.lacks_pairs(), "ten histories prove nothing");
+        summary.passed = HISTORIES_ENOUGH;
+        assert!(summary.lacks_pairs() && summary.to_string().contains("should have met"));
+        const APART: &[Apart] = &[(&[Fault::Lost], Machine::Rail.states())];
+        summary.simulation.apart = APART;
+        assert!(!summary.lacks_pairs(), "the pairs cannot meet");
     }
 
     #[test]

@@ -126,13 +126,13 @@ impl Nic for SimNic {
             port_num: 1,
             lid: 0,
             active_mtu: host.mtu,
-            long_mtu_bytes: 0,
+            long_mtu_bytes: host.long_mtu_bytes,
             gid: Gid::from(address.ip()),
             gid_index: 0,
             speed_mbps: 100_000,
             udp_port: address.port(),
             udp_source_ports: host.device.config().source_ports,
-            options: QpOptions::ADAPTIVE_ROUTING | QpOptions::ICRC_MASKS_IP_ID,
+            options: QpOptions::all(),
         })
     }
 

@@ -7,6 +7,8 @@ kinds! {
     /// An event that a simulation counts.
     Event {
         PacketSent = "packets sent",
+        QpTagged = "queue pairs whose packets carry tags",
+        QpLong = "queue pairs that send long packets",
         DamageDetected = "damaged packets dropped",
         PacketSentAgain = "packets sent again",
         MessageSent = "messages sent",
@@ -56,6 +58,9 @@ impl Outcome {
         self.end_ns = world.now_ns();
         self.coverage = world.coverage();
         self.count(Event::PacketSent, world.wire_counters().sent);
+        let (tagged, long) = world.tagged_and_long_qps();
+        self.count(Event::QpTagged, tagged);
+        self.count(Event::QpLong, long);
         self
     }
 }

@@ -2,11 +2,14 @@
 
 mod comm;
 
-use invar_core::conn::{CommSettings, Wire};
+use std::array;
+
+use invar_core::auth::Secret;
+use invar_core::conn::{CommSettings, PacketAuth, Wire};
 use invar_core::nic::{Nic, QpOptions};
 use invar_linux::rails::Rails;
 
-use super::terrain::network;
+use super::terrain::{lengthen, network};
 use super::{Event, Fault, Outcome, SimNic, State as MachineState, World};
 use crate::duo;
 use crate::model::comm::{End, Op, Shape, Traffic};
@@ -27,6 +30,13 @@ pub(super) const OUTAGE_NS: u64 = 4_000_000_000;
 
 /// The longest time after which an end learns that its peer has lost their stream.
 const KEEPALIVE_NS: u64 = 1_000_000_000;
+
+/// The time at which a port comes up that is down for ever.
+const NEVER: u64 = u64::MAX;
+
+/// Changes a seed to that of the choices of packets. With a stream of their own, these choices leave all others as
+/// they are.
+const PACKETS: u64 = 0x9a4b_1d7e_53c0_f862;
 
 /// The histories in a million in which the process of an end is killed.
 const DEATHS_PPM: u32 = 100_000;
@@ -79,10 +89,8 @@ struct History<N: Nic> {
     nics: Vec<(Vec<usize>, N)>,
     comms: Vec<Comm<N>>,
     outcome: Outcome,
-    /// The ports that are down for ever.
-    gone: Vec<usize>,
-    /// The times at which ports come up again, and their hosts.
-    downs: Vec<(u64, usize)>,
+    /// The time at which each port comes up again, or 0 if it is up.
+    up_again_ns: Vec<u64>,
     /// The times at which streams work again, and their comms.
     outs: Vec<(u64, usize)>,
     /// The times at which both ends of a stream know that it is broken, and the comms.
@@ -104,6 +112,8 @@ impl<N: Nic + Clone> History<N> {
         let ipv6 = random.chance(500_000);
         let ports = ports(&mut random);
         let (world, nics) = network(&mut random, ports as u32, ipv6);
+        let mut packets = Random::new(seed ^ PACKETS);
+        lengthen(&mut packets, &world, &nics);
         let nics = assemble(&mut random, nics);
         world.delay_completions(random.pick(&[0, 3_000, 100_000]));
         if random.chance(500_000) {
@@ -111,8 +121,8 @@ impl<N: Nic + Clone> History<N> {
         }
         let fault_ppm = random.pick(&[0, 0, 10_000, 40_000, 150_000]);
         let fate = Random::new(!seed);
-        let (comms, outcome, gone) = (Vec::new(), Outcome::default(), Vec::new());
-        let [downs, outs, cuts] = [const { Vec::new() }; 3];
+        let (comms, outcome, up_again_ns) = (Vec::new(), Outcome::default(), vec![0; ports]);
+        let [outs, cuts] = [const { Vec::new() }; 2];
         let mut history = History {
             random,
             world,
@@ -120,15 +130,14 @@ impl<N: Nic + Clone> History<N> {
             nics,
             comms,
             outcome,
-            gone,
-            downs,
+            up_again_ns,
             outs,
             cuts,
             fault_ppm,
             fate,
         };
         for _ in 0..history.random.below(3) + 1 {
-            history.connect(ipv6);
+            history.connect(ipv6, &mut packets);
         }
         history
     }
@@ -155,10 +164,10 @@ impl<N: Nic + Clone> History<N> {
     }
 
     #[inline(never)]
-    fn connect(&mut self, ipv6: bool) {
+    fn connect(&mut self, ipv6: bool, packets: &mut Random) {
         let hosts = [0; 2].map(|_| self.random.below(self.nics.len() as u64) as usize);
         let random = &mut self.random;
-        let settings = settings(random, ipv6);
+        let settings = prove(packets, settings(random, ipv6));
         let [(_, a), (_, b)] = hosts.map(|host| &self.nics[host]);
         let ports = hosts.map(|host| self.nics[host].0.clone());
         let duo = duo::connect([a, b], [settings; 2], || self.world.advance(20_000))
@@ -198,10 +207,8 @@ impl<N: Nic + Clone> History<N> {
         match self.random.below(13) {
             // The port is down for less time than all retries take.
             0..=2 => {
-                self.note_fault(Fault::PortDown, host);
-                self.world.set_up(host, false);
-                let until = self.world.now_ns() + self.random.below(40_000_000);
-                self.downs.push((until, host));
+                let until_ns = self.world.now_ns() + self.random.below(40_000_000);
+                self.take_down(Fault::PortDown, host, until_ns);
             }
             3..=5 => {
                 self.note_fault(Fault::HostSlow, host);
@@ -210,10 +217,8 @@ impl<N: Nic + Clone> History<N> {
             }
             // The port is down for longer than all retries take.
             6 | 7 => {
-                self.note_fault(Fault::PortOut, host);
-                self.world.set_up(host, false);
-                let until = self.world.now_ns() + self.random.below(OUTAGE_NS);
-                self.downs.push((until, host));
+                let until_ns = self.world.now_ns() + self.random.below(OUTAGE_NS);
+                self.take_down(Fault::PortOut, host, until_ns);
                 let touched = self.comms.iter_mut().filter(|comm| comm.has(host));
                 touched.for_each(|comm| comm.may_fail |= !comm.recovers);
                 if self.random.chance(500_000) {
@@ -231,13 +236,11 @@ impl<N: Nic + Clone> History<N> {
             }
             // The port is down for ever.
             8 => {
-                self.note_fault(Fault::PortGone, host);
-                self.world.set_up(host, false);
-                self.downs.retain(|(_, down)| *down != host);
-                self.gone.push(host);
+                self.take_down(Fault::PortGone, host, NEVER);
                 let touched = self.comms.iter_mut().filter(|comm| comm.has(host));
-                let gone = &self.gone;
-                touched.for_each(|comm| comm.may_fail |= !comm.recovers || comm.is_cut_off(gone));
+                let is_gone = |port: usize| self.up_again_ns[port] == NEVER;
+                touched
+                    .for_each(|comm| comm.may_fail |= !comm.recovers || comm.is_cut_off(is_gone));
             }
             _ => {
                 let which = self.random.below(self.comms.len() as u64) as usize;
@@ -255,6 +258,14 @@ impl<N: Nic + Clone> History<N> {
                 comm.may_fail |= !comm.recovers;
             }
         }
+    }
+
+    /// Takes a port down until a time. An earlier fault of the port that lasts longer goes on.
+    fn take_down(&mut self, fault: Fault, port: usize, until_ns: u64) {
+        self.note_fault(fault, port);
+        self.world.set_up(port, false);
+        let up_again_ns = &mut self.up_again_ns[port];
+        *up_again_ns = until_ns.max(*up_again_ns);
     }
 
     /// Kills the process of an end of a comm.
@@ -311,13 +322,12 @@ impl<N: Nic + Clone> History<N> {
     fn pass(&mut self, ns: u64) {
         self.world.advance(ns);
         let now = self.world.now_ns();
-        let world = &self.world;
-        self.downs.retain(|&(until, host)| {
-            if until <= now {
-                world.set_up(host, true);
+        for (port, up_again_ns) in self.up_again_ns.iter_mut().enumerate() {
+            if *up_again_ns != 0 && *up_again_ns <= now {
+                self.world.set_up(port, true);
+                *up_again_ns = 0;
             }
-            until > now
-        });
+        }
         let comms = &self.comms;
         self.outs.retain(|&(until, which)| {
             if until <= now {
@@ -372,7 +382,7 @@ impl<N: Nic + Clone> History<N> {
         for host in 0..self.ports {
             assert!(self.world.has_nothing(host), "something is left on host {host}");
             let counters = self.world.device_counters(host);
-            outcome.count(Event::DamageDetected, counters.icrc_bad);
+            outcome.count(Event::DamageDetected, counters.icrc_bad + counters.tag_bad);
             outcome.count(Event::PacketSentAgain, counters.qps.packets_retransmitted);
         }
         outcome
@@ -399,5 +409,44 @@ pub(super) fn settings(random: &mut Random, ipv6: bool) -> CommSettings {
             QpOptions::ICRC_MASKS_IP_ID
         },
         ..CommSettings::default()
+    }
+}
+
+/// Lets the ends of a connection on Invar's wire prove themselves. The packets of half of these connections carry
+/// tags.
+pub(super) fn prove(random: &mut Random, settings: CommSettings) -> CommSettings {
+    use PacketAuth::{Always, Network, Off};
+    if settings.wire == Wire::Nccl214 {
+        return settings;
+    }
+    let key = Some(Secret::new(array::from_fn(|_| random.next() as u8)));
+    CommSettings { key, packet_auth: random.pick(&[Off, Off, Network, Always]), ..settings }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_later_fault_of_a_port_does_not_end_an_earlier_one_that_lasts_longer() {
+        let mut history = History::new(
+            1,
+            |_| 2,
+            |_, nics| nics.into_iter().map(|nic| (vec![nic.host()], nic)).collect(),
+        );
+        let is_up = |history: &History<SimNic>, port| history.world.net().wire.is_up(port);
+        let in_ns = |history: &History<SimNic>, ns| history.world.now_ns() + ns;
+        for (port, fault, until_ns) in
+            [(0, Fault::PortGone, NEVER), (1, Fault::PortOut, in_ns(&history, 5_000))]
+        {
+            history.take_down(fault, port, until_ns);
+            let until_ns = in_ns(&history, 1_000);
+            history.take_down(Fault::PortDown, port, until_ns);
+        }
+        history.pass(2_000);
+        assert!(!is_up(&history, 0) && !is_up(&history, 1), "a port is up too early");
+        history.pass(1_000_000_000);
+        assert!(!is_up(&history, 0), "a port that is gone is up again");
+        assert!(is_up(&history, 1));
     }
 }

@@ -1,6 +1,6 @@
 //! The table of the simulations.
 
-use super::{Event, Fault, FaultRow, Machine, Outcome, ranks, scenario};
+use super::{Apart, Event, Fault, FaultRow, Machine, Outcome, State, ranks, scenario};
 
 /// One of so many seeds is lived through twice, to see that one seed is one history.
 pub const TWICE_EVERY: u64 = 64;
@@ -16,6 +16,8 @@ pub struct Simulation {
     pub run: fn(u64) -> Outcome,
     /// The faults that it injects.
     pub faults: &'static [FaultRow],
+    /// The faults and states that cannot meet.
+    pub apart: &'static [Apart],
     /// The events that it counts.
     pub events: &'static [Event],
 }
@@ -33,6 +35,7 @@ pub const COMMS: Simulation = Simulation {
     test: "simulation",
     run: scenario::run,
     faults: &OF_COMMS,
+    apart: APART_IN_COMMS,
     events: COMM_EVENTS,
 };
 
@@ -42,6 +45,7 @@ pub const RAILS: Simulation = Simulation {
     test: "simulated_rails",
     run: scenario::run_rails,
     faults: &OF_RAILS,
+    apart: APART_IN_COMMS,
     events: COMM_EVENTS,
 };
 
@@ -72,8 +76,49 @@ const fn of_comms(comm: &'static [Machine], all: &'static [Machine]) -> [FaultRo
     ]
 }
 
+/// Both ends have queue pairs that receive before either end sends.
+const BEFORE_PACKETS: Apart =
+    (&Fault::OF_PACKETS, &[State::RequesterStarting, State::ResponderStarting]);
+/// Receivers post before they announce.
+const NOT_READY: Apart = (&Fault::ALL, &[State::RequesterReceiverNotReady]);
+
+const APART_IN_COMMS: &[Apart] = &[
+    BEFORE_PACKETS,
+    NOT_READY,
+    // The simulations break queue pairs, and kill ends, of open comms alone.
+    (
+        &[Fault::QpBroken, Fault::EndKilled],
+        &[
+            State::RequesterDestroyed,
+            State::ResponderDestroyed,
+            State::SenderPeerClosed,
+            State::SenderClosed,
+            State::ReceiverPeerClosed,
+            State::ReceiverClosed,
+        ],
+    ),
+];
+
+const APART_IN_RANKS: &[Apart] = &[
+    BEFORE_PACKETS,
+    NOT_READY,
+    // A history has one such fault, and nothing fails or ends before it.
+    (
+        &[Fault::QpBroken],
+        &[
+            State::RequesterFailed,
+            State::RequesterDestroyed,
+            State::ResponderFailed,
+            State::ResponderDestroyed,
+        ],
+    ),
+    (&Fault::ALL, &[State::RankFailing, State::RankFailed]),
+];
+
 const COMM_EVENTS: &[Event] = &[
     Event::PacketSent,
+    Event::QpTagged,
+    Event::QpLong,
     Event::DamageDetected,
     Event::PacketSentAgain,
     Event::MessageSent,
@@ -99,8 +144,11 @@ pub const RANKS: Simulation = Simulation {
         (Fault::QpBroken, &[Machine::Requester, Machine::Responder, Machine::Rank]),
         (Fault::RankKilled, &[Machine::Rank]),
     ],
+    apart: APART_IN_RANKS,
     events: &[
         Event::PacketSent,
+        Event::QpTagged,
+        Event::QpLong,
         Event::PartDone,
         Event::RankDone,
         Event::RankTold,

@@ -22,6 +22,14 @@ pub(super) fn network(random: &mut Random, nhosts: u32, ipv6: bool) -> (World, V
     (world, nics)
 }
 
+/// Lets some hosts of a quarter of the histories offer packets that are longer than their MTU.
+pub(super) fn lengthen(random: &mut Random, world: &World, nics: &[SimNic]) {
+    if random.chance(250_000) {
+        let payloads = [0, 320, 1472, 8192];
+        nics.iter().for_each(|nic| world.offer_long_packets(nic.host(), random.pick(&payloads)));
+    }
+}
+
 /// A random link between two hosts. Each kind of fault has at most the chance `trouble`.
 fn link(random: &mut Random, trouble: u32) -> Link {
     let mut some = |end: u64| random.below(end + 1);

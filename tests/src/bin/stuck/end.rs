@@ -13,7 +13,7 @@ use invar::{
 use invar_testkit::library::first_device;
 use rustix::process::{Resource, Rlimit, setrlimit};
 
-use crate::family::{ADDRESSES, begin, is_begun, park, read_when_there, write_whole};
+use crate::family::{ADDRESSES, begin, go_on, is_begun, park, read_when_there, write_whole};
 
 /// Long enough for several packets.
 const BYTES: usize = 256 << 10;
@@ -84,6 +84,7 @@ fn relay(dir: &Path, settings: &Settings) -> Result<(), Error> {
         while send.test(&sent)?.is_none() {
             thread::yield_now();
         }
+        go_on(dir, "relay");
     }
     Ok(())
 }
@@ -142,6 +143,7 @@ fn recv(dir: &Path, role: &str, fault: &str, settings: &Settings) -> Result<(), 
             group => group.to_vec(),
         };
         receive(&mut recv, &bufs)?;
+        go_on(dir, role);
         if fault == "slow receiver" && has_begun {
             thread::sleep(Duration::from_millis(500));
         }
@@ -170,6 +172,7 @@ fn send(dir: &Path, fault: &str, settings: &Settings) -> Result<(), Error> {
         while send.test(&request)?.is_none() {
             thread::yield_now();
         }
+        go_on(dir, "send");
     }
 }
 

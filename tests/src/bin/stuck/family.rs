@@ -41,6 +41,19 @@ pub(crate) fn is_begun(dir: &Path) -> bool {
     exists(&dir.join("fault"))
 }
 
+/// Says that this process goes on, if somebody asks. The process calls this after each message or operation.
+pub(crate) fn go_on(dir: &Path, name: &str) {
+    if exists(&dir.join("question")) {
+        write_whole(&dir.join(format!("goes-on-{name}")), b"");
+    }
+}
+
+/// Asks a process whether it goes on.
+pub(crate) fn goes_on(dir: &Path, name: &str) -> bool {
+    write_whole(&dir.join("question"), b"");
+    is_there(&dir.join(format!("goes-on-{name}")))
+}
+
 /// Does nothing more, until the process is killed.
 pub(crate) fn park() -> ! {
     loop {

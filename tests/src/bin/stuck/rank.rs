@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use invar::{Communicator, Error, RedOp, Settings, UniqueId};
 
-use crate::family::{begin, is_begun, log_to_stderr, park, read_when_there};
+use crate::family::{begin, go_on, is_begun, log_to_stderr, park, read_when_there};
 
 pub(crate) const RANKS: u32 = 4;
 /// The rank at fault. It is neither the first nor the last one.
@@ -55,6 +55,7 @@ fn work(dir: &Path, rank: u32, fault: &str) -> Result<(), Error> {
             _ => {}
         }
         communicator.all_reduce_in_place(&mut data, RedOp::Avg)?;
+        go_on(dir, &rank.to_string());
     }
     Ok(())
 }

@@ -43,7 +43,7 @@ pub(super) fn run(shell: &Shell) -> Result<Vec<String>> {
         let mut rows = Vec::new();
         for per_mille in LOSSES_PER_MILLE {
             let made = Hosts::new(mtu).and_then(|hosts| hosts.lose(0, per_mille).map(|()| hosts));
-            let Some(hosts) = or_skip(made) else { return Ok(missed) };
+            let Some(hosts) = or_skip(made, CASE, &mut missed) else { return Ok(missed) };
             let row = measure(&hosts, &invar)?;
             let Measured { soft_gbits, socket_gbits, p50_us, p99_us } = row;
             println!(

@@ -29,7 +29,7 @@ pub(super) fn run(shell: &Shell) -> Result<Vec<String>> {
     let mut missed = Vec::new();
     println!("between two namespaces, messages of 1 MiB, Gbit/s: TCP blocking, TCP polled, soft");
     for mtu in [1500, 9000] {
-        let Some(hosts) = or_skip(Hosts::new(mtu)) else { return Ok(missed) };
+        let Some(hosts) = or_skip(Hosts::new(mtu), CASE, &mut missed) else { return Ok(missed) };
         let mut rates = [const { Vec::new() }; 3];
         for _ in 0..RUNS {
             rates[0].push(tcp(&hosts, Wait::Block)?);

@@ -27,7 +27,7 @@ pub(super) fn run(shell: &Shell) -> Result<Vec<String>> {
     let mut missed = Vec::new();
     println!("over two links between namespaces, messages of 1 MiB, Gbit/s: each link alone, both");
     for rates in RATES {
-        let Some(hosts) = or_skip(links(rates)) else { return Ok(missed) };
+        let Some(hosts) = or_skip(links(rates), CASE, &mut missed) else { return Ok(missed) };
         let alone = [
             measure(&hosts, &invar, "soft0", rates[0])?,
             measure(&hosts, &invar, "soft1", rates[1])?,

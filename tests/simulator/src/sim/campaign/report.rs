@@ -55,17 +55,21 @@ impl Display for Failure {
 impl Display for Summary {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let Summary { simulation, time, seeds, passed, twice, total, .. } = self;
+        let name = simulation.name;
         let rate = rate(*passed, *time);
         let seconds = Time(time.as_secs());
-        writeln!(f, "{simulation}: {passed} histories passed in {seconds}, {rate:.0} a second")?;
+        writeln!(f, "{name}: {passed} histories passed in {seconds}, {rate:.0} a second")?;
         writeln!(f, "{twice} seeds were lived through twice, and gave equal histories")?;
         if *passed < seeds.end - seeds.start && self.failure.is_none() {
             writeln!(f, "stopped early: seeds {}..{} were asked for", seeds.start, seeds.end)?;
         }
-        for event in self.events {
+        for event in simulation.events {
             writeln!(f, "{:>14} {}", total.counted(*event), event.name())?;
         }
-        write!(f, "{}", total.coverage.table(self.faults))?;
+        write!(f, "{}", total.coverage.table(simulation.faults, simulation.apart))?;
+        if self.lacks_pairs() {
+            writeln!(f, "in so many histories each of these pairs should have met")?;
+        }
         match &self.failure {
             Some(failure) => writeln!(f, "{failure}"),
             None => Ok(()),

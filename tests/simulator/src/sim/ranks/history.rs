@@ -144,6 +144,7 @@ impl<'s> History<'s> {
     fn new(script: &'s Script, mut random: Random) -> Self {
         let ipv6 = random.chance(500_000);
         let (world, nics) = terrain::network(&mut random, script.nranks, ipv6);
+        terrain::lengthen(&mut random, &world, &nics);
         let apart = random.chance(500_000);
         let mut history = History {
             random,
@@ -185,6 +186,7 @@ impl<'s> History<'s> {
             } else {
                 settings.recovery_timeout_ns = 0;
             }
+            let settings = scenario::prove(&mut self.random, settings);
             let (f, t) = (from as usize, to as usize);
             let world = &self.world;
             let duo =

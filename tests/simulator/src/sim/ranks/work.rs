@@ -37,12 +37,15 @@ pub(super) struct Work {
 
 /// One rank's memory for the work.
 pub(super) struct Memory {
+    /// The bytes of the layout, between two guards of [`GUARD_BYTES`].
     bytes: Vec<u8>,
     layout: Layout,
 }
 
 /// The content of bytes that no operation has written.
 const UNTOUCHED: u8 = 0x55;
+/// The number of bytes before and behind a rank's memory that no operation may write.
+const GUARD_BYTES: usize = 64;
 
 impl Work {
     pub(super) fn new(random: &mut Random, nranks: u32, slot_bytes: usize) -> Self {
@@ -134,10 +137,11 @@ impl Work {
     pub(super) fn begin(&self, channels: &Channels, rank: u32) -> (Plan, Memory) {
         let layout = self.layout(rank, self.inputs.len() as u32);
         let element_bytes = self.data_type.bytes();
-        let mut bytes = vec![UNTOUCHED; layout.len * element_bytes];
+        let mut bytes = vec![UNTOUCHED; layout.len * element_bytes + 2 * GUARD_BYTES];
         let input = self.encoded(rank);
-        bytes[layout.input * element_bytes..][..input.len()].copy_from_slice(&input);
-        let start = bytes.as_mut_ptr();
+        let start = &mut bytes[GUARD_BYTES..];
+        start[layout.input * element_bytes..][..input.len()].copy_from_slice(&input);
+        let start = start.as_mut_ptr();
         let mut plan = Plan::default();
         for task in self.tasks(channels, rank) {
             let redop = reduces(task.operation).then_some(self.redop);
@@ -167,6 +171,10 @@ impl Work {
             let what = self.what;
             format!("{what:?} {redop:?} of {count} {data_type} at rank {rank} of {nranks}")
         };
+        let (before, bytes) = bytes.split_at(GUARD_BYTES);
+        let (bytes, behind) = bytes.split_at(bytes.len() - GUARD_BYTES);
+        let is_untouched = before.iter().chain(behind).all(|byte| *byte == UNTOUCHED);
+        assert!(is_untouched, "{}: a byte beside the memory has changed", what());
         let elements: Vec<&[u8]> = bytes.chunks_exact(data_type.bytes()).collect();
         let found = &elements[layout.output..][..layout.output_len];
         let wanted = coll::output(operation, redop, count, rank, &self.inputs);
@@ -209,4 +217,35 @@ fn of_blocks(operation: Operation) -> bool {
 fn reduces(operation: Operation) -> bool {
     use Operation::{AllReduce, Reduce, ReduceScatter};
     matches!(operation, AllReduce | Reduce { .. } | ReduceScatter)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A rank's work and its memory.
+    fn work() -> (Work, Memory) {
+        let order = Order::new(Arc::from([0])).expect("one rank");
+        let channels = Channels { orders: vec![order], slot_bytes: 64 };
+        let work = Work::new(&mut Random::new(1), 1, channels.slot_bytes);
+        let (_, memory) = work.begin(&channels, 0);
+        (work, memory)
+    }
+
+    #[test]
+    #[should_panic(expected = "a byte beside the memory has changed")]
+    fn a_byte_that_is_written_before_the_memory_is_found() {
+        let (work, mut memory) = work();
+        memory.bytes[GUARD_BYTES - 1] ^= 1;
+        work.check(0, &memory);
+    }
+
+    #[test]
+    #[should_panic(expected = "a byte beside the memory has changed")]
+    fn a_byte_that_is_written_behind_the_memory_is_found() {
+        let (work, mut memory) = work();
+        let end = memory.bytes.len() - GUARD_BYTES;
+        memory.bytes[end] ^= 1;
+        work.check(0, &memory);
+    }
 }

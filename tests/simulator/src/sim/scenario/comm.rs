@@ -36,9 +36,9 @@ impl<N: Nic> Comm<N> {
     }
 
     /// Whether no pair of rails is left.
-    pub(super) fn is_cut_off(&self, gone: &[usize]) -> bool {
+    pub(super) fn is_cut_off(&self, is_gone: impl Fn(usize) -> bool) -> bool {
         let [a, b] = &self.ports;
-        a.iter().zip(b).all(|(a, b)| gone.contains(a) || gone.contains(b))
+        a.iter().zip(b).all(|(a, b)| is_gone(*a) || is_gone(*b))
     }
 
     /// The port of a queue pair of an end, and its number there.
