@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::failure::Failure;
 use crate::logger::tell;
-use crate::output::print;
+use crate::output::{pretty_json, print};
 
 /// List the devices of this host.
 #[derive(clap::Args)]
@@ -109,7 +109,7 @@ pub(crate) fn run(args: &Args, settings: &Settings) -> Result<ExitCode, Failure>
         Shown::new(info, gpus, settings)
     };
     let devices: Vec<Shown> = survey.devices.into_iter().map(shown).collect();
-    let text = if args.json { as_json(&devices)? } else { as_table(&devices) };
+    let text = if args.json { pretty_json(&devices)? } else { as_table(&devices) };
     print(io::stdout(), "the list", text.trim_end())?;
     Ok(ExitCode::SUCCESS)
 }
@@ -127,11 +127,6 @@ fn gpus_of(info: &DeviceInfo, gpus: &[GpuInfo], settings: &Settings) -> Vec<Show
         flush: path.flush.to_string(),
     };
     gpus.iter().zip(paths).map(shown).collect()
-}
-
-fn as_json(devices: &[Shown]) -> Result<String, Failure> {
-    let json = serde_json::to_string_pretty(devices).map_err(Failure::new)?;
-    Ok(json + "\n")
 }
 
 fn as_table(devices: &[Shown]) -> String {

@@ -15,7 +15,7 @@ use invar_linux::recorder::{Recorded, directory, files, process_of, read};
 use serde::Serialize;
 
 use crate::failure::{Failure, line};
-use crate::output::print;
+use crate::output::{pretty_json, print};
 
 /// Show what a process' connections and ranks wait for, and what they did last.
 ///
@@ -119,8 +119,8 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
     // A process may end before its file is read.
     let all = || files().into_iter().filter_map(|path| open(&path).ok());
     let text = match (&args.process, args.json) {
-        (Some(process), true) => json(&shown(&open(&find(process)?)?))?,
-        (None, true) => json(&all().map(|recorded| shown(&recorded)).collect::<Vec<_>>())?,
+        (Some(process), true) => pretty_json(&shown(&open(&find(process)?)?))?,
+        (None, true) => pretty_json(&all().map(|recorded| shown(&recorded)).collect::<Vec<_>>())?,
         (Some(process), false) => details(&shown(&open(&find(process)?)?)),
         (None, false) => list(all()),
     };
@@ -165,11 +165,6 @@ pub(crate) fn find(process: &str) -> Result<PathBuf, Failure> {
 /// Reads a file.
 pub(crate) fn open(path: &Path) -> Result<Recorded, Failure> {
     read(path).map_err(|error| Failure::io(format_args!("reading {}", path.display()), &error))
-}
-
-pub(crate) fn json(value: &impl Serialize) -> Result<String, Failure> {
-    let text = serde_json::to_string_pretty(value);
-    text.map(|text| text + "\n").map_err(|error| Failure::new(format_args!("JSON: {error}")))
 }
 
 fn shown(recorded: &Recorded) -> Shown {

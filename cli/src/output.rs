@@ -99,6 +99,11 @@ impl OutputFile {
     }
 }
 
+/// Returns the JSON of a value, in lines for people.
+pub(crate) fn pretty_json(value: &impl Serialize) -> Result<String, Failure> {
+    serde_json::to_string_pretty(value).map_err(|error| Failure::new(format_args!("JSON: {error}")))
+}
+
 /// Writes one or more lines.
 pub(crate) fn print(mut file: impl Write, what: &str, text: &str) -> Result<(), Failure> {
     let written = writeln!(file, "{text}").and_then(|()| file.flush());

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::failure::{Failure, USAGE};
 use crate::logger::tell;
-use crate::output::print;
+use crate::output::{pretty_json, print};
 use crate::tell_remarks;
 
 /// Columns of a terminal.
@@ -66,7 +66,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
     let text = match args.json {
         true => {
             let rows: Vec<Shown> = rows.iter().map(shown).collect();
-            serde_json::to_string_pretty(&rows).map_err(Failure::new)?
+            pretty_json(&rows)?
         }
         false => rows.iter().map(as_text).collect::<Vec<_>>().join("\n\n"),
     };

@@ -20,8 +20,8 @@ use serde::Serialize;
 
 use self::ranks::{RankRow, Ranks};
 use crate::failure::Failure;
-use crate::inspect::{json, quantile_us, rails_up, waits_for};
-use crate::output::print;
+use crate::inspect::{quantile_us, rails_up, waits_for};
+use crate::output::{pretty_json, print};
 
 /// Show the connections and ranks of all processes of this user, with rates, latency, waits and stalls.
 ///
@@ -98,7 +98,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
         keep_older(&mut before, shown.connections, &now.connections);
         let rows = Shown { connections: rows(&before, &now.connections), ranks };
         let text = match (args.json, args.once) {
-            (true, true) => json(&rows)?,
+            (true, true) => pretty_json(&rows)?,
             (true, false) => serde_json::to_string(&rows)
                 .map_err(|error| Failure::new(format_args!("JSON: {error}")))?,
             (false, _) => tables(&rows),

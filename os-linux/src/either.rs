@@ -41,6 +41,23 @@ macro_rules! with {
     };
 }
 
+/// Calls a method that makes a handle of whichever NIC it is.
+macro_rules! make {
+    ($nic:expr, |$it:ident| $call:expr) => {
+        match $nic {
+            Either::First($it) => $call.map(Either::First),
+            Either::Second($it) => $call.map(Either::Second),
+        }
+    };
+    ($all:expr, |$($it:ident),+| $call:expr, else $none:expr) => {
+        match $all {
+            ($(Either::First($it)),+) => $call.map(Either::First),
+            ($(Either::Second($it)),+) => $call.map(Either::Second),
+            _ => $none,
+        }
+    };
+}
+
 fn alien<T>(verb: Verb) -> Result<T, NicError> {
     Err(NicError::new(verb, 0, ALIEN))
 }
@@ -89,18 +106,11 @@ impl<A: Nic, B: Nic<Memory = A::Memory>> Nic for Either<A, B> {
     }
 
     fn alloc_pd(&self) -> Result<Self::Pd, NicError> {
-        Ok(match self {
-            Either::First(nic) => Either::First(nic.alloc_pd()?),
-            Either::Second(nic) => Either::Second(nic.alloc_pd()?),
-        })
+        make!(self, |nic| nic.alloc_pd())
     }
 
     fn connection_pd(&self, pd: &Self::Pd) -> Result<Self::Pd, NicError> {
-        Ok(match (self, pd) {
-            (Either::First(nic), Either::First(pd)) => Either::First(nic.connection_pd(pd)?),
-            (Either::Second(nic), Either::Second(pd)) => Either::Second(nic.connection_pd(pd)?),
-            _ => return alien(Verb::AllocPd),
-        })
+        make!((self, pd), |nic, pd| nic.connection_pd(pd), else alien(Verb::AllocPd))
     }
 
     fn grant(&self, pd: &Self::Pd, rkey: u32) {
@@ -113,34 +123,19 @@ impl<A: Nic, B: Nic<Memory = A::Memory>> Nic for Either<A, B> {
         memory: &Self::Memory,
         access: Access,
     ) -> Result<Self::Mr, NicError> {
-        Ok(match (self, pd) {
-            (Either::First(nic), Either::First(pd)) => {
-                Either::First(nic.reg_mr(pd, memory, access)?)
-            }
-            (Either::Second(nic), Either::Second(pd)) => {
-                Either::Second(nic.reg_mr(pd, memory, access)?)
-            }
-            _ => return alien(Verb::RegMr),
-        })
+        make!((self, pd), |nic, pd| nic.reg_mr(pd, memory, access), else alien(Verb::RegMr))
+    }
+
+    fn cq_depth_max(&self) -> usize {
+        either!(self, |nic| nic.cq_depth_max())
     }
 
     fn create_cq(&self, depth: usize) -> Result<Self::Cq, NicError> {
-        Ok(match self {
-            Either::First(nic) => Either::First(nic.create_cq(depth)?),
-            Either::Second(nic) => Either::Second(nic.create_cq(depth)?),
-        })
+        make!(self, |nic| nic.create_cq(depth))
     }
 
     fn create_qp(&self, pd: &Self::Pd, cq: &Self::Cq, cap: &QpCap) -> Result<Self::Qp, NicError> {
-        Ok(match (self, pd, cq) {
-            (Either::First(nic), Either::First(pd), Either::First(cq)) => {
-                Either::First(nic.create_qp(pd, cq, cap)?)
-            }
-            (Either::Second(nic), Either::Second(pd), Either::Second(cq)) => {
-                Either::Second(nic.create_qp(pd, cq, cap)?)
-            }
-            _ => return alien(Verb::CreateQp),
-        })
+        make!((self, pd, cq), |nic, pd, cq| nic.create_qp(pd, cq, cap), else alien(Verb::CreateQp))
     }
 
     fn qp_num(&self, qp: &Self::Qp) -> u32 {

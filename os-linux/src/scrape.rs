@@ -9,7 +9,6 @@ use std::fs::{self, OpenOptions, Permissions};
 use std::io::{self, ErrorKind, Read, Write};
 use std::mem::ManuallyDrop;
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -19,6 +18,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
+use socket2::{Domain, Socket};
 
 use crate::fork::NotInherited;
 use crate::unix;
@@ -50,19 +50,9 @@ pub enum Endpoint {
     File(PathBuf),
 }
 
-enum Listener {
-    Tcp(NotInherited<TcpListener>),
-    Unix(NotInherited<UnixListener>),
-}
-
-enum Caller {
-    Tcp(TcpStream),
-    Unix(UnixStream),
-}
-
 /// A caller, and how far it is.
 struct Call {
-    caller: Caller,
+    caller: Socket,
     since: Instant,
     request: Vec<u8>,
     answer: Vec<u8>,
@@ -143,7 +133,7 @@ fn server_line() -> String {
 
 /// Whether a process of this user shows its metrics at a place.
 fn shows_ours(place: &Endpoint) -> bool {
-    fn ask(mut stream: impl ReadWrite) -> io::Result<bool> {
+    fn ask(mut stream: impl Read + Write) -> io::Result<bool> {
         stream.write_all(b"GET / HTTP/1.0\r\n\r\n")?;
         let mut answer = Vec::new();
         stream.take(HEAD_BYTES_MAX).read_to_end(&mut answer)?;
@@ -221,13 +211,9 @@ fn replace(path: &Path, text: &str) -> io::Result<[u64; 2]> {
     write().inspect_err(|_| _ = fs::remove_file(&new))
 }
 
-fn listen(place: &Endpoint) -> io::Result<Listener> {
-    match place {
-        Endpoint::Tcp(addr) if addr.ip().is_loopback() => {
-            let listener = TcpListener::bind(addr)?;
-            listener.set_nonblocking(true)?;
-            Ok(Listener::Tcp(NotInherited::new(listener)))
-        }
+fn listen(place: &Endpoint) -> io::Result<NotInherited<Socket>> {
+    let listener: Socket = match place {
+        Endpoint::Tcp(addr) if addr.ip().is_loopback() => TcpListener::bind(addr)?.into(),
         Endpoint::Unix(path) => {
             let listener = match UnixListener::bind(path) {
                 Err(error) if error.kind() == ErrorKind::AddrInUse && is_left_over(path) => {
@@ -237,11 +223,12 @@ fn listen(place: &Endpoint) -> io::Result<Listener> {
                 bound => bound,
             }?;
             fs::set_permissions(path, Permissions::from_mode(0o600))?;
-            listener.set_nonblocking(true)?;
-            Ok(Listener::Unix(NotInherited::new(listener)))
+            listener.into()
         }
-        _ => Err(io::Error::new(ErrorKind::InvalidInput, "not a loopback address")),
-    }
+        _ => return Err(io::Error::new(ErrorKind::InvalidInput, "not a loopback address")),
+    };
+    listener.set_nonblocking(true)?;
+    Ok(NotInherited::new(listener))
 }
 
 /// Whether a socket is there at which nobody listens any more.
@@ -252,13 +239,13 @@ fn is_left_over(path: &Path) -> bool {
 }
 
 /// Answers callers until the listener fails.
-fn serve(listener: &Listener, text: &mut Text<impl FnMut() -> String>) -> io::Result<()> {
+fn serve(listener: &Socket, text: &mut Text<impl FnMut() -> String>) -> io::Result<()> {
     let mut calls: Vec<Call> = Vec::new();
     loop {
         wait(listener, &calls)?;
         // A flood of callers must not keep those from their answers that are there.
         for _ in 0..CALLERS_MAX {
-            let Some(caller) = listener.accept()? else { break };
+            let Some(caller) = accept(listener)? else { break };
             if calls.len() == CALLERS_MAX {
                 calls.remove(0);
             }
@@ -269,78 +256,54 @@ fn serve(listener: &Listener, text: &mut Text<impl FnMut() -> String>) -> io::Re
 }
 
 /// Waits until a caller comes or can go on, or until the next one is to be dropped.
-fn wait(listener: &Listener, calls: &[Call]) -> io::Result<()> {
+fn wait(listener: &Socket, calls: &[Call]) -> io::Result<()> {
     let interest = |call: &Call| match call.answer.is_empty() {
         true => PollFlags::IN,
         false => PollFlags::OUT,
     };
-    let mut fds = vec![PollFd::from_borrowed_fd(listener.as_fd(), PollFlags::IN)];
-    let of_calls = calls.iter().map(|call| PollFd::from_borrowed_fd(call.as_fd(), interest(call)));
-    fds.extend(of_calls);
+    let mut fds = vec![PollFd::new(listener, PollFlags::IN)];
+    fds.extend(calls.iter().map(|call| PollFd::new(&call.caller, interest(call))));
     let left = calls.first().map(|call| CALL_MAX.saturating_sub(call.since.elapsed()));
     unix::wait(&mut fds, left)
 }
 
-impl Listener {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        match self {
-            Listener::Tcp(listener) => listener.as_fd(),
-            Listener::Unix(listener) => listener.as_fd(),
+/// Takes a caller, if there is one that may call.
+fn accept(listener: &Socket) -> io::Result<Option<Socket>> {
+    let caller = listener.accept().and_then(|(caller, _)| {
+        caller.set_nonblocking(true)?;
+        if caller.domain()? != Domain::UNIX {
+            return Ok(Some(caller));
         }
-    }
-
-    /// Takes a caller, if there is one that may call.
-    fn accept(&self) -> io::Result<Option<Caller>> {
-        let caller = match self {
-            Listener::Tcp(listener) => listener.accept().and_then(|(caller, _)| {
-                caller.set_nonblocking(true)?;
-                Ok(Some(Caller::Tcp(caller)))
-            }),
-            Listener::Unix(listener) => listener.accept().and_then(|(caller, _)| {
-                caller.set_nonblocking(true)?;
-                let of = rustix::net::sockopt::socket_peercred(&caller)?;
-                let is_ours = of.uid.is_root() || of.uid == rustix::process::geteuid();
-                Ok(is_ours.then_some(Caller::Unix(caller)))
-            }),
-        };
-        match caller {
-            Err(error) => match error.kind() {
-                ErrorKind::WouldBlock | ErrorKind::Interrupted | ErrorKind::ConnectionAborted => {
-                    Ok(None)
-                }
-                _ => Err(error),
-            },
-            caller => caller,
-        }
+        let of = rustix::net::sockopt::socket_peercred(&caller)?;
+        let is_ours = of.uid.is_root() || of.uid == rustix::process::geteuid();
+        Ok(is_ours.then_some(caller))
+    });
+    match caller {
+        Err(error) => match error.kind() {
+            ErrorKind::WouldBlock | ErrorKind::Interrupted | ErrorKind::ConnectionAborted => {
+                Ok(None)
+            }
+            _ => Err(error),
+        },
+        caller => caller,
     }
 }
 
 impl Call {
-    fn new(caller: Caller) -> Self {
+    fn new(caller: Socket) -> Self {
         let (request, answer) = (Vec::new(), Vec::new());
         Call { caller, since: Instant::now(), request, answer, sent: 0 }
-    }
-
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        match &self.caller {
-            Caller::Tcp(caller) => caller.as_fd(),
-            Caller::Unix(caller) => caller.as_fd(),
-        }
     }
 
     /// Reads and writes what is possible. Returns whether the caller is to stay.
     fn go_on(&mut self, text: &mut Text<impl FnMut() -> String>) -> bool {
         let Call { caller, request, answer, sent, .. } = self;
-        let stream: &mut dyn ReadWrite = match caller {
-            Caller::Tcp(caller) => caller,
-            Caller::Unix(caller) => caller,
-        };
         let would_block = |error: &io::Error| {
             matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
         };
         if answer.is_empty() {
             let mut bytes = [0; REQUEST_BYTES_MAX];
-            match stream.read(&mut bytes[request.len()..]) {
+            match caller.read(&mut bytes[request.len()..]) {
                 Ok(0) => return false,
                 Ok(len) => request.extend(&bytes[request.len()..][..len]),
                 Err(error) => return would_block(&error),
@@ -351,7 +314,8 @@ impl Call {
             }
             *answer = answer_to(request, text);
         }
-        match stream.write(&answer[*sent..]) {
+        // A caller that has gone raises no signal, which would end the program.
+        match caller.send_with_flags(&answer[*sent..], libc::MSG_NOSIGNAL) {
             Ok(len) => {
                 *sent += len;
                 len > 0 && *sent < answer.len()
@@ -360,9 +324,6 @@ impl Call {
         }
     }
 }
-
-trait ReadWrite: Read + Write {}
-impl<T: Read + Write> ReadWrite for T {}
 
 fn answer_to(request: &[u8], text: &mut Text<impl FnMut() -> String>) -> Vec<u8> {
     const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -426,8 +387,7 @@ mod tests {
     #[test]
     fn a_listener_that_is_no_process_of_this_user_with_metrics_is_told_apart() {
         let listener = listen(&Endpoint::Tcp("127.0.0.1:0".parse().unwrap())).unwrap();
-        let Listener::Tcp(tcp) = &listener else { unreachable!() };
-        let ours = Endpoint::Tcp(tcp.local_addr().unwrap());
+        let ours = Endpoint::Tcp(listener.local_addr().unwrap().as_socket().unwrap());
         thread::spawn(move || serve(&listener, &mut Text { render: String::new, made: None }));
         assert!(shows_ours(&ours));
         let other = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -474,8 +434,7 @@ mod tests {
     #[test]
     fn a_caller_that_closes_early_or_sends_nothing_keeps_nobody_out() {
         let listener = listen(&Endpoint::Tcp("127.0.0.1:0".parse().unwrap())).unwrap();
-        let Listener::Tcp(tcp) = &listener else { unreachable!() };
-        let addr = tcp.local_addr().unwrap();
+        let addr = listener.local_addr().unwrap().as_socket().unwrap();
         thread::spawn(move || {
             let mut text = Text { render: || "a".repeat(1 << 20), made: None };
             serve(&listener, &mut text)

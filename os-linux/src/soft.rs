@@ -28,4 +28,4 @@ pub use device::{
 };
 pub use discover::{HostDevice, UnknownDevice, choose, devices};
 pub use impair::{ImpairmentConfig, REORDER_PACKETS_MAX};
-pub use nic::{Cq, Mr, Pd, Posting, Qp, QpInit, SoftConfig, SoftCounters, SoftNic, Srq, Window};
+pub use nic::{Cq, Mr, Pd, Qp, QpInit, SoftConfig, SoftCounters, SoftNic, Srq, Window};

@@ -107,14 +107,8 @@ extern "C" fn ibv_init_ah_from_wc(
         // SAFETY: the caller gives a completion, and a header if the completion says so.
         unsafe { sender(&context.nic, port_num, &*wc, grh) }
     });
-    match sender {
-        Ok(sender) => {
-            // SAFETY: the caller gives a place for the address.
-            unsafe { attr.write(sender) };
-            0
-        }
-        Err(errno) => errno::minus_one(errno),
-    }
+    // SAFETY: the caller gives a place for the address.
+    errno::or_minus_one(sender.map(|sender| unsafe { attr.write(sender) }))
 }
 
 /// The address of the sender of a datagram.

@@ -57,9 +57,6 @@ extern "C" fn ibv_create_comp_channel(context: *mut ibv_context) -> *mut ibv_com
 
 #[unsafe(no_mangle)]
 extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
-    let unused = |channel: &Channel| match Arc::strong_count(&channel.queues) {
-        1 => Ok(()),
-        _ => Err(libc::EBUSY),
-    };
-    errno::status(object::take::<Channel>(channel, unused).map(drop))
+    let taken = object::take(channel, |channel: &Channel| object::unused(&channel.queues));
+    errno::status(taken.map(drop))
 }

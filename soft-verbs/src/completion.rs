@@ -67,10 +67,8 @@ pub(crate) fn create(
     if comp_vector != 0 {
         return Err(libc::EINVAL);
     }
-    let events = match channel.is_null() {
-        true => None,
-        false => Some(object::get::<Channel>(channel)?.hold()),
-    };
+    let events = (!channel.is_null()).then(|| object::get::<Channel>(channel)).transpose()?;
+    let events = events.map(Channel::hold);
     // The address of the object, once the program can arm the queue.
     let address = Arc::new(OnceLock::new());
     let queue = match &events {
@@ -103,10 +101,7 @@ pub(crate) fn create(
 
 #[unsafe(no_mangle)]
 extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
-    let unused = |cq: &Cq| match Arc::strong_count(&cq.queue) {
-        1 => Ok(()),
-        _ => Err(libc::EBUSY),
-    };
+    let unused = |cq: &Cq| object::unused(&cq.queue);
     let taken = unacknowledged::take(cq, |cq: &Cq| &cq.unacknowledged, unused);
     errno::status(taken.map(|object| {
         let Cq { queue, channel, .. } = *object;
@@ -134,10 +129,7 @@ extern "C" fn ibv_get_cq_event(
     cq: *mut *mut ibv_cq,
     cq_context: *mut *mut c_void,
 ) -> c_int {
-    let events = match object::get::<Channel>(channel) {
-        Ok(channel) => Arc::clone(&channel.events),
-        Err(errno) => return errno::minus_one(errno),
-    };
+    let events = object::get::<Channel>(channel).map(|channel| Arc::clone(&channel.events));
     // A queue takes its events along when it is destroyed, and is destroyed only once the events that were
     // taken are acknowledged.
     let living = |addr| {
@@ -145,17 +137,9 @@ extern "C" fn ibv_get_cq_event(
         let take = |cq: &Cq| cq.unacknowledged.note().then_some((raised, cq.base.cq_context));
         object::with(raised, take).ok().flatten()
     };
-    match events.next(living) {
-        Ok((raised, context)) => {
-            // SAFETY: the caller gives places for both results.
-            unsafe {
-                *cq = raised;
-                *cq_context = context;
-            }
-            0
-        }
-        Err(errno) => errno::minus_one(errno),
-    }
+    let next = events.and_then(|events| events.next(living));
+    // SAFETY: the caller gives places for both results.
+    errno::or_minus_one(next.map(|next| unsafe { (*cq, *cq_context) = next }))
 }
 
 #[unsafe(no_mangle)]

@@ -36,6 +36,11 @@ pub(crate) fn minus_one(errno: c_int) -> c_int {
     -1
 }
 
+/// The result of a function that returns 0, or -1 and sets `errno`.
+pub(crate) fn or_minus_one(result: Result<(), c_int>) -> c_int {
+    result.map_or_else(minus_one, |()| 0)
+}
+
 /// The result of a function that returns 0 or an error number. Like rdma-core, it sets `errno` too.
 pub(crate) fn status(result: Result<(), c_int>) -> c_int {
     match result {

@@ -93,11 +93,7 @@ extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
 
 #[unsafe(no_mangle)]
 extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
-    let unused = |pd: &Pd| match Arc::strong_count(&pd.domain) {
-        1 => Ok(()),
-        _ => Err(libc::EBUSY),
-    };
-    errno::status(object::take::<Pd>(pd, unused).map(drop))
+    errno::status(object::take(pd, |pd: &Pd| object::unused(&pd.domain)).map(drop))
 }
 
 #[unsafe(no_mangle)]
@@ -218,10 +214,7 @@ fn reregister(
         return Err(libc::EINVAL);
     }
     let region = object::get::<Mr>(mr)?;
-    let domain = match has(IBV_REREG_MR_CHANGE_PD) {
-        true => Some(object::get::<Pd>(pd)?),
-        false => None,
-    };
+    let domain = has(IBV_REREG_MR_CHANGE_PD).then(|| object::get::<Pd>(pd)).transpose()?;
     let mut current = region.current.lock().unwrap_or_else(PoisonError::into_inner);
     let (mut new, mut change) = (current.clone(), MrChange::default());
     if has(IBV_REREG_MR_CHANGE_ACCESS) {

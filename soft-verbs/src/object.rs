@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::ffi::c_int;
-use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 /// The kind of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,6 +76,14 @@ pub(crate) fn with<T: Object, R>(
 pub(crate) unsafe fn trusted<'a, T: Object>(base: *mut T::Base) -> &'a T {
     // SAFETY: the caller vouches for it; `give` made the pointer from a `T` in this way.
     unsafe { &*base.wrapping_byte_sub(T::OFFSET).cast::<T>() }
+}
+
+/// Checks that nothing else uses what an object shares with others.
+///
+/// # Errors
+/// `EBUSY`: something does.
+pub(crate) fn unused<T>(shared: &Arc<T>) -> Result<(), c_int> {
+    if Arc::strong_count(shared) == 1 { Ok(()) } else { Err(libc::EBUSY) }
 }
 
 /// Takes an object back, unless `check` refuses.

@@ -78,28 +78,22 @@ extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
 /// Waits for an asynchronous event.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_get_async_event(context: *mut ibv_context, event: *mut ibv_async_event) -> c_int {
-    let events = match object::get::<Context>(context) {
-        Ok(context) => Arc::clone(&context.events),
-        Err(errno) => return errno::minus_one(errno),
-    };
+    let events = object::get::<Context>(context).map(|context| Arc::clone(&context.events));
     let living = |raised: Raised| {
         let may_take = raised.element == PORT
             || with_unacknowledged(raised.element, Unacknowledged::note) == Some(true);
         may_take.then_some(raised)
     };
-    match events.next(living) {
-        Ok(raised) => {
-            // SAFETY: the structure has a union of a pointer and an integer, and an integer. Zero is
-            // valid for all of them.
-            let mut made: ibv_async_event = unsafe { mem::zeroed() };
-            made.event_type = raised.event;
-            made.element.qp = ptr::with_exposed_provenance_mut(raised.element);
-            // SAFETY: the caller gives a place for the event.
-            unsafe { event.write(made) };
-            0
-        }
-        Err(errno) => errno::minus_one(errno),
-    }
+    let next = events.and_then(|events| events.next(living));
+    errno::or_minus_one(next.map(|raised| {
+        // SAFETY: the structure has a union of a pointer and an integer, and an integer. Zero is valid for
+        // all of them.
+        let mut made: ibv_async_event = unsafe { mem::zeroed() };
+        made.event_type = raised.event;
+        made.element.qp = ptr::with_exposed_provenance_mut(raised.element);
+        // SAFETY: the caller gives a place for the event.
+        unsafe { event.write(made) };
+    }))
 }
 
 /// Lets the object of the event end, if the program destroys it. An event of a port has no such object.

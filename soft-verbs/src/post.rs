@@ -7,7 +7,7 @@ use std::ptr;
 use invar_core::nic::{AddressVector, Atomic, RecvWr, SendFlags, SendOpcode, SendWr, Sge};
 use invar_core::roce::qp::Destination;
 use invar_linux::soft::device::LocalWork;
-use invar_linux::soft::{Posting, Receiver};
+use invar_linux::soft::{Device, Receiver};
 use invar_verbs::sys::provider::{
     BIND_MW_OFFSET, IBV_WR_ATOMIC_CMP_AND_SWP, IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_BIND_MW,
     IBV_WR_LOCAL_INV, ibv_wr_atomic, ibv_wr_bind_mw, ibv_wr_ud,
@@ -43,15 +43,15 @@ pub(crate) unsafe fn post_chain(
     mut wr: *mut ibv_send_wr,
     needed: Option<usize>,
 ) -> (Result<(), c_int>, *mut ibv_send_wr) {
-    let posted = qp.nic.post_sends(&qp.pair, |posting| {
-        let room = needed.map(|_| posting.send_room());
+    let posted = qp.nic.post_sends(&qp.pair, |device, qpn| {
+        let room = needed.map(|_| device.send_room(qpn));
         if needed.zip(room).is_some_and(|(needed, room)| needed > room as usize) {
             return Err(libc::ENOMEM);
         }
         while !wr.is_null() {
-            let posted = post_one(qp, wr, posting);
+            let posted = post_one(qp, wr, device, qpn);
             if let (Err(_), Some(room)) = (posted, room) {
-                posting.withdraw_sends(room - posting.send_room());
+                device.withdraw_sends(qpn, room - device.send_room(qpn));
             }
             posted?;
             // SAFETY: the caller gives a chain of valid requests.
@@ -63,17 +63,17 @@ pub(crate) unsafe fn post_chain(
 }
 
 #[inline]
-fn post_one(qp: &Qp, wr: *mut ibv_send_wr, posting: &mut Posting<'_>) -> Result<(), c_int> {
+fn post_one(qp: &Qp, wr: *mut ibv_send_wr, device: &mut Device, qpn: u32) -> Result<(), c_int> {
     // SAFETY: the caller of `post_send` gives a valid request.
     let request = unsafe { &*wr };
     match request.opcode {
-        IBV_WR_ATOMIC_CMP_AND_SWP | IBV_WR_ATOMIC_FETCH_AND_ADD => atomic(qp, wr, posting),
-        IBV_WR_LOCAL_INV | IBV_WR_BIND_MW => local(qp, wr, posting),
+        IBV_WR_ATOMIC_CMP_AND_SWP | IBV_WR_ATOMIC_FETCH_AND_ADD => atomic(qp, wr, device, qpn),
+        IBV_WR_LOCAL_INV | IBV_WR_BIND_MW => local(qp, wr, device, qpn),
         _ => {
             if qp.base().qp_type == IBV_QPT_UD {
-                posting.to(&receiver(wr)?).map_err(errno::of)?;
+                device.set_receiver(qpn, &receiver(wr)?).map_err(errno::of)?;
             }
-            send(qp, request, posting)
+            send(qp, request, device, qpn)
         }
     }
 }
@@ -85,11 +85,11 @@ pub(crate) unsafe extern "C" fn post_recv(
 ) -> c_int {
     // SAFETY: the caller gives a living queue pair.
     let qp = unsafe { object::trusted::<Qp>(qp.cast()) };
-    let posted = qp.nic.post_recvs(&qp.pair, |posting| {
+    let posted = qp.nic.post_recvs(&qp.pair, |device, qpn| {
         while !wr.is_null() {
             // SAFETY: the caller gives a chain of valid requests.
             let request = unsafe { &*wr };
-            recv(qp, request, posting)?;
+            recv(qp, request, device, qpn)?;
             wr = request.next;
         }
         Ok(())
@@ -124,7 +124,7 @@ fn receiver(wr: *mut ibv_send_wr) -> Result<Receiver, c_int> {
 }
 
 #[inline]
-fn send(qp: &Qp, request: &ibv_send_wr, posting: &mut Posting<'_>) -> Result<(), c_int> {
+fn send(qp: &Qp, request: &ibv_send_wr, device: &mut Device, qpn: u32) -> Result<(), c_int> {
     // SAFETY: the caller of `post_send` gives valid requests.
     let list = unsafe { buffers(request.sg_list, request.num_sge, qp.cap.max_send_sge) }?;
     let flags = flags(qp, request)?;
@@ -140,15 +140,15 @@ fn send(qp: &Qp, request: &ibv_send_wr, posting: &mut Posting<'_>) -> Result<(),
     let posted = if flags.contains(SendFlags::INLINE) {
         let length = list.iter().try_fold(0u32, |sum, sge| sum.checked_add(sge.length));
         wr.sge.length = length.ok_or(libc::EINVAL)?;
-        posting.send_filled(&wr, |bytes| fill(bytes, list))
+        device.post_send_filled(qpn, &wr, |bytes| fill(bytes, list))
     } else {
         match list {
-            [] => posting.send(&wr),
+            [] => device.post_send(qpn, &wr),
             [sge] => {
                 wr.sge = *sge;
-                posting.send(&wr)
+                device.post_send(qpn, &wr)
             }
-            _ => posting.send_list(&wr, list),
+            _ => device.post_send_list(qpn, &wr, list),
         }
     };
     posted.map_err(errno::of)
@@ -161,7 +161,7 @@ fn flags(qp: &Qp, request: &ibv_send_wr) -> Result<SendFlags, c_int> {
 }
 
 /// Posts an atomic, whose result goes to one buffer.
-fn atomic(qp: &Qp, wr: *mut ibv_send_wr, posting: &mut Posting<'_>) -> Result<(), c_int> {
+fn atomic(qp: &Qp, wr: *mut ibv_send_wr, device: &mut Device, qpn: u32) -> Result<(), c_int> {
     // SAFETY: the caller of `post_send` gives a valid request.
     let request = unsafe { &*wr };
     let operands = wr.wrapping_byte_add(offset_of!(ibv_send_wr, remote_addr));
@@ -177,12 +177,12 @@ fn atomic(qp: &Qp, wr: *mut ibv_send_wr, posting: &mut Posting<'_>) -> Result<()
     };
     let (wr_id, flags) = (request.wr_id, flags(qp, request)?);
     let wr = SendWr { wr_id, flags, remote_addr, rkey, sge, ..SendWr::default() };
-    posting.atomic(&wr, atomic).map_err(errno::of)
+    device.post_atomic(qpn, &wr, atomic).map_err(errno::of)
 }
 
 /// Posts a bind of a memory window, or a local invalidation.
 #[cold]
-fn local(qp: &Qp, wr: *mut ibv_send_wr, posting: &mut Posting<'_>) -> Result<(), c_int> {
+fn local(qp: &Qp, wr: *mut ibv_send_wr, device: &mut Device, qpn: u32) -> Result<(), c_int> {
     // SAFETY: the caller of `post_send` gives a valid request.
     let request = unsafe { &*wr };
     let work = match request.opcode {
@@ -193,7 +193,7 @@ fn local(qp: &Qp, wr: *mut ibv_send_wr, posting: &mut Posting<'_>) -> Result<(),
             window::work_of(unsafe { &*asked.cast::<ibv_wr_bind_mw>() })?
         }
     };
-    posting.local(request.wr_id, flags(qp, request)?, work).map_err(errno::of)
+    device.post_local(qpn, (request.wr_id, flags(qp, request)?), work).map_err(errno::of)
 }
 
 /// Copies inline data, which together has the length of `bytes`.
@@ -209,7 +209,7 @@ fn fill(bytes: &mut [u8], list: &[Sge]) {
 }
 
 #[inline]
-fn recv(qp: &Qp, request: &ibv_recv_wr, posting: &mut Posting<'_>) -> Result<(), c_int> {
+fn recv(qp: &Qp, request: &ibv_recv_wr, device: &mut Device, qpn: u32) -> Result<(), c_int> {
     // SAFETY: the caller of `post_recv` gives valid requests.
     let list = unsafe { buffers(request.sg_list, request.num_sge, qp.cap.max_recv_sge) }?;
     if !qp.base().srq.is_null() {
@@ -217,9 +217,9 @@ fn recv(qp: &Qp, request: &ibv_recv_wr, posting: &mut Posting<'_>) -> Result<(),
     }
     let wr = RecvWr { wr_id: request.wr_id, ..RecvWr::default() };
     let posted = match list {
-        [] => posting.recv(&wr),
-        [sge] => posting.recv(&RecvWr { sge: *sge, ..wr }),
-        _ => posting.recv_list(&wr, list),
+        [] => device.post_recv(qpn, &wr),
+        [sge] => device.post_recv(qpn, &RecvWr { sge: *sge, ..wr }),
+        _ => device.post_recv_list(qpn, &wr, list),
     };
     posted.map_err(errno::of)
 }

@@ -3,6 +3,8 @@
 
 use std::ffi::{c_char, c_int, c_void};
 
+use crate::errno;
+
 versions! {
     "IBVERBS_1.0":
         ibv_copy_path_rec_from_kern ibv_copy_path_rec_to_kern ibv_copy_qp_attr_from_kern;
@@ -16,25 +18,12 @@ private_versions! {
     verbs_register_driver_59 verbs_set_ops verbs_uninit_context
 }
 
-/// Commands to the kernel: they return `EOPNOTSUPP`. They read no argument.
+/// Commands to the kernel, with the private versions.
 macro_rules! commands {
     ($($name:ident)*) => {
         private_versions! { $($name)* }
-        $(
-            #[unsafe(no_mangle)]
-            extern "C" fn $name() -> c_int {
-                libc::EOPNOTSUPP
-            }
-        )*
+        constant_functions! { $($name)* -> c_int: libc::EOPNOTSUPP; }
     };
-}
-
-/// Functions without a result, which have nothing to do here. They read no argument.
-macro_rules! without_result {
-    ($($name:ident)*) => { $(
-        #[unsafe(no_mangle)]
-        extern "C" fn $name() {}
-    )* };
 }
 
 commands! {
@@ -55,26 +44,16 @@ commands! {
     ibv_cmd_rereg_mr ibv_cmd_resize_cq
 }
 
-without_result! {
+empty_functions! {
     __verbs_log ibv_copy_ah_attr_from_kern ibv_copy_path_rec_from_kern ibv_copy_path_rec_to_kern
     ibv_copy_qp_attr_from_kern ibv_register_driver verbs_init_cq verbs_register_driver_34
     verbs_register_driver_57 verbs_register_driver_59 verbs_set_ops verbs_uninit_context
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn _verbs_init_and_alloc_context() -> *mut c_void {
-    crate::errno::null(libc::EOPNOTSUPP)
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn verbs_open_device() -> *mut c_void {
-    crate::errno::null(libc::EOPNOTSUPP)
-}
-
-/// Drivers name an opcode only to report an error.
-#[unsafe(no_mangle)]
-extern "C" fn ibv_wr_opcode_str() -> *const c_char {
-    c"unknown".as_ptr()
+constant_functions! {
+    _verbs_init_and_alloc_context verbs_open_device -> *mut c_void: errno::null(libc::EOPNOTSUPP);
+    // Drivers name an opcode only to report an error.
+    ibv_wr_opcode_str -> *const c_char: c"unknown".as_ptr();
 }
 
 /// A setting of rdma-core that drivers read: a `bool`.

@@ -142,14 +142,9 @@ extern "C" fn ibv_query_gid(
     index: c_int,
     gid: *mut ibv_gid,
 ) -> c_int {
-    match entry(context, port_num.into(), index as u32) {
-        Ok(entry) => {
-            // SAFETY: the caller gives a place for the GID, with the header's alignment.
-            unsafe { gid.write(entry.gid) };
-            0
-        }
-        Err(errno) => errno::minus_one(errno),
-    }
+    let entry = entry(context, port_num.into(), index as u32);
+    // SAFETY: the caller gives a place for the GID, with the header's alignment.
+    errno::or_minus_one(entry.map(|entry| unsafe { gid.write(entry.gid) }))
 }
 
 #[unsafe(no_mangle)]
@@ -208,14 +203,9 @@ extern "C" fn ibv_query_gid_type(
     index: u32,
     kind: *mut u32,
 ) -> c_int {
-    match entry(context, port_num.into(), index) {
-        Ok(_) => {
-            // SAFETY: the caller gives a place for the number.
-            unsafe { kind.write(1) };
-            0
-        }
-        Err(errno) => errno::minus_one(errno),
-    }
+    let entry = entry(context, port_num.into(), index);
+    // SAFETY: the caller gives a place for the number.
+    errno::or_minus_one(entry.map(|_| unsafe { kind.write(1) }))
 }
 
 #[unsafe(no_mangle)]
@@ -225,24 +215,17 @@ extern "C" fn ibv_query_pkey(
     index: c_int,
     pkey: *mut u16,
 ) -> c_int {
-    match port(context, port_num.into()) {
-        Ok(_) if index == 0 => {
-            // SAFETY: the caller gives a place for the key.
-            unsafe { pkey.write(DEFAULT_PKEY.to_be()) };
-            0
-        }
-        Ok(_) => errno::minus_one(libc::EINVAL),
-        Err(errno) => errno::minus_one(errno),
-    }
+    let port = port(context, port_num.into());
+    let known = port.and(if index == 0 { Ok(()) } else { Err(libc::EINVAL) });
+    // SAFETY: the caller gives a place for the key.
+    errno::or_minus_one(known.map(|()| unsafe { pkey.write(DEFAULT_PKEY.to_be()) }))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn ibv_get_pkey_index(context: *mut ibv_context, port_num: u8, pkey: u16) -> c_int {
-    match port(context, port_num.into()) {
-        Ok(_) if pkey == DEFAULT_PKEY.to_be() => 0,
-        Ok(_) => errno::minus_one(libc::ENOENT),
-        Err(errno) => errno::minus_one(errno),
-    }
+    let is_known = pkey == DEFAULT_PKEY.to_be();
+    let port = port(context, port_num.into());
+    errno::or_minus_one(port.and(if is_known { Ok(()) } else { Err(libc::ENOENT) }))
 }
 
 #[unsafe(no_mangle)]

@@ -77,10 +77,8 @@ pub(crate) fn create(pd: *mut ibv_pd, init: &mut ibv_qp_init_attr) -> Result<*mu
     let qp_type = qp_type.ok_or(libc::EOPNOTSUPP)?;
     let queues = [send_cq, recv_cq].map(|cq| object::get::<Cq>(cq.cast()));
     let [send, recv] = [queues[0]?, queues[1]?];
-    let shared = match srq.is_null() {
-        true => None,
-        false => Some(Arc::clone(&object::get::<Srq>(srq.cast())?.queue)),
-    };
+    let shared = (!srq.is_null()).then(|| object::get::<Srq>(srq.cast())).transpose()?;
+    let shared = shared.map(|srq| Arc::clone(&srq.queue));
     // SAFETY: `get` found the domain.
     let context = unsafe { (*pd).context };
     let events = Arc::clone(&object::get::<Context>(context)?.events);

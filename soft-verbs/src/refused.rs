@@ -23,78 +23,20 @@ versions! {
         ibv_dm_export_dmabuf_fd ibv_query_port_speed;
 }
 
-/// Functions that return an object: they return null and set `errno`. They read no argument.
-macro_rules! without_object {
-    ($($name:ident)*) => { $(
-        #[unsafe(no_mangle)]
-        extern "C" fn $name() -> *mut c_void {
-            errno::null(libc::EOPNOTSUPP)
-        }
-    )* };
-}
-
-/// Functions that return an error number. They read no argument.
-macro_rules! without_effect {
-    ($($name:ident)*) => { $(
-        #[unsafe(no_mangle)]
-        extern "C" fn $name() -> c_int {
-            errno::status(Err(libc::EOPNOTSUPP))
-        }
-    )* };
-}
-
-without_object! {
-    ibv_alloc_dmah ibv_reg_dmabuf_mr ibv_reg_mr_ex
-    ibv_import_device ibv_import_pd ibv_import_mr ibv_import_dm
-}
-
-without_effect! {
+constant_functions! {
+    ibv_alloc_dmah ibv_import_device ibv_import_dm ibv_import_mr ibv_import_pd ibv_reg_dmabuf_mr
+    ibv_reg_mr_ex -> *mut c_void: errno::null(libc::EOPNOTSUPP);
     ibv_attach_mcast ibv_dealloc_dmah ibv_detach_mcast ibv_query_ece ibv_query_port_speed
-    ibv_resolve_eth_l2_from_gid ibv_set_ece
+    ibv_resolve_eth_l2_from_gid ibv_set_ece -> c_int: errno::status(Err(libc::EOPNOTSUPP));
+    // There is no device memory to export.
+    ibv_dm_export_dmabuf_fd -> c_int: errno::minus_one(libc::EOPNOTSUPP);
+    // No order of data is promised.
+    ibv_query_qp_data_in_order -> c_int: 0;
+    // Memory is not pinned, so a fork needs no care.
+    ibv_dofork_range ibv_dontfork_range ibv_fork_init -> c_int: 0;
+    // `IBV_FORK_UNNEEDED`
+    ibv_is_fork_initialized -> c_int: 2;
 }
 
-/// There is no device memory to export.
-#[unsafe(no_mangle)]
-extern "C" fn ibv_dm_export_dmabuf_fd() -> c_int {
-    errno::minus_one(libc::EOPNOTSUPP)
-}
-
-/// Nothing was imported.
-#[unsafe(no_mangle)]
-extern "C" fn ibv_unimport_pd(_: *mut c_void) {}
-
-/// Nothing was imported.
-#[unsafe(no_mangle)]
-extern "C" fn ibv_unimport_mr(_: *mut c_void) {}
-
-/// Nothing was imported.
-#[unsafe(no_mangle)]
-extern "C" fn ibv_unimport_dm(_: *mut c_void) {}
-
-/// 0 promises no order of data.
-#[unsafe(no_mangle)]
-extern "C" fn ibv_query_qp_data_in_order() -> c_int {
-    0
-}
-
-/// Memory is not pinned, so a fork needs no care.
-#[unsafe(no_mangle)]
-extern "C" fn ibv_fork_init() -> c_int {
-    0
-}
-
-/// `IBV_FORK_UNNEEDED`
-#[unsafe(no_mangle)]
-extern "C" fn ibv_is_fork_initialized() -> c_int {
-    2
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn ibv_dontfork_range(_: *mut c_void, _: usize) -> c_int {
-    0
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn ibv_dofork_range(_: *mut c_void, _: usize) -> c_int {
-    0
-}
+// Nothing was imported.
+empty_functions! { ibv_unimport_dm ibv_unimport_mr ibv_unimport_pd }

@@ -117,10 +117,7 @@ extern "C" fn ibv_query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -> c_int
 
 #[unsafe(no_mangle)]
 extern "C" fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int {
-    let unused = |srq: &Srq| match Arc::strong_count(&srq.queue) {
-        1 => Ok(()),
-        _ => Err(libc::EBUSY),
-    };
+    let unused = |srq: &Srq| object::unused(&srq.queue);
     let taken = unacknowledged::take(srq, |srq: &Srq| &srq.unacknowledged, unused);
     errno::status(taken.map(|object| {
         let Srq { queue, events, .. } = *object;

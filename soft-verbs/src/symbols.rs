@@ -24,3 +24,21 @@ macro_rules! private_versions {
         )*
     };
 }
+
+/// Exports functions that read no argument and always return the same.
+macro_rules! constant_functions {
+    ($($($name:ident)* -> $type:ty: $result:expr;)*) => { $($(
+        #[unsafe(no_mangle)]
+        extern "C" fn $name() -> $type {
+            $result
+        }
+    )*)* };
+}
+
+/// Exports functions that read no argument and do nothing.
+macro_rules! empty_functions {
+    ($($name:ident)*) => { $(
+        #[unsafe(no_mangle)]
+        extern "C" fn $name() {}
+    )* };
+}

@@ -68,7 +68,8 @@ pub(crate) unsafe extern "C" fn bind_mw(
         let work = work(mw, rkey, &bind_info)?;
         let mut flags = SendFlags::from_bits(send_flags).ok_or(libc::EINVAL)?;
         flags.set(SendFlags::SIGNALED, qp.signals_all || flags.contains(SendFlags::SIGNALED));
-        let posted = qp.nic.post_sends(&qp.pair, |posting| posting.local(wr_id, flags, work));
+        let posted =
+            qp.nic.post_sends(&qp.pair, |device, qpn| device.post_local(qpn, (wr_id, flags), work));
         posted.map_err(errno::of)?;
         // SAFETY: the window lives, and the program does not use it elsewhere meanwhile.
         unsafe { (&raw mut (*mw).rkey).write(rkey) };

@@ -315,7 +315,7 @@ impl Bench<'_> {
 }
 
 impl Operation {
-    fn name(self) -> &'static str {
+    pub(super) fn name(self) -> &'static str {
         match self {
             Operation::AllReduce => "all_reduce",
             Operation::AllGather => "all_gather",

@@ -1,6 +1,5 @@
 //! The options that all ranks of a measurement must have alike.
 
-use clap::ValueEnum;
 use invar::Communicator;
 
 use super::Args;
@@ -29,11 +28,9 @@ pub(super) fn agree(communicator: &Communicator, args: &Args) -> Result<(), Fail
 
 fn of(args: &Args) -> Options {
     let Args { operation, sizes, iters, warmup, data_type, redop, root_rank, no_check, .. } = args;
-    let operation = operation.to_possible_value();
-    let operation = operation.map_or(String::new(), |value| value.get_name().to_owned());
     let bytes = |bytes: u32| format!("{bytes} bytes");
     let options = [
-        ("the operation", operation),
+        ("the operation", operation.name().to_owned()),
         ("--min-bytes", bytes(sizes.min_bytes)),
         ("--max-bytes", bytes(sizes.max_bytes)),
         ("--factor", sizes.factor.to_string()),

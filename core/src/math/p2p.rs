@@ -47,19 +47,13 @@ pub struct P2pTransfer {
     pub chunk_bytes: Option<NonZeroU32>,
 }
 
-/// The steps and chunks of a transfer (`proxy.cc ncclProxyComputeP2p`).
+/// The steps and chunks of a transfer (`proxy.cc ncclProxyComputeP2p`). A slice and a chunk have one step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct P2pSteps {
-    /// Number of steps in a slice: one.
-    pub slice_steps: u32,
-    /// Number of steps in a chunk: one.
-    pub chunk_steps: u32,
     /// Bytes of a chunk, flags included.
     pub chunk_bytes: u32,
     /// Bytes of the transfer that a chunk carries.
     pub payload_bytes: u32,
-    /// The largest number of bytes that a step moves (`nbytes`).
-    pub step_bytes: u32,
     /// Number of steps in all; one for an empty transfer.
     pub nsteps: u64,
 }
@@ -81,14 +75,8 @@ impl P2pTransfer {
             Protocol::Ll => (chunk_bytes / 2).max(1),
             Protocol::Ll128 | Protocol::Simple => chunk_bytes,
         };
-        P2pSteps {
-            slice_steps: 1,
-            chunk_steps: 1,
-            chunk_bytes,
-            payload_bytes,
-            step_bytes,
-            nsteps: self.bytes.div_ceil(u64::from(payload_bytes)).max(1),
-        }
+        let nsteps = self.bytes.div_ceil(u64::from(payload_bytes)).max(1);
+        P2pSteps { chunk_bytes, payload_bytes, nsteps }
     }
 }
 
@@ -121,8 +109,7 @@ mod tests {
         ] {
             let steps = simple(bytes, network).steps();
             assert_eq!((steps.chunk_bytes, steps.nsteps), (chunk, nsteps), "{bytes} {network}");
-            assert_eq!((steps.payload_bytes, steps.step_bytes), (chunk, STEP));
-            assert_eq!((steps.slice_steps, steps.chunk_steps), (1, 1));
+            assert_eq!(steps.payload_bytes, chunk);
         }
     }
 
@@ -141,7 +128,7 @@ mod tests {
     fn a_set_chunk_size_overrides() {
         let transfer = P2pTransfer { chunk_bytes: NonZeroU32::new(1000), ..simple(4500, true) };
         let steps = transfer.steps();
-        assert_eq!((steps.chunk_bytes, steps.nsteps, steps.step_bytes), (1000, 5, STEP));
+        assert_eq!((steps.chunk_bytes, steps.nsteps), (1000, 5));
     }
 
     proptest! {

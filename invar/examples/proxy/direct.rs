@@ -44,7 +44,7 @@ pub(crate) fn run(device: &Device, settings: &Settings, work: Work) -> Result<()
 /// The lengths of the messages of all rounds: a chunk each, as the proxy's.
 fn lengths(work: Work) -> Result<impl Iterator<Item = usize>, Box<dyn Error>> {
     let bytes = TASK.bytes(work.elements);
-    let chunk = TASK.cut(Pattern::Send, bytes as u64)?.payload_bytes as usize;
+    let chunk = TASK.cut(Pattern::Send, bytes as u64)?.steps.payload_bytes as usize;
     let round = move || (0..bytes).step_by(chunk).map(move |at| chunk.min(bytes - at));
     Ok((0..work.rounds).flat_map(move |_| round()))
 }

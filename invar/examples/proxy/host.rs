@@ -133,10 +133,6 @@ impl Setup for Host {
         Ok(Some(self.connections.to_fd()?))
     }
 
-    fn shared_init(&mut self, _: ConnectionId, _: u32) -> Result<(), Self::Error> {
-        Err("connections of this proxy share no buffers".into())
-    }
-
     /// To receive: the response is where, for the peer.
     fn setup(
         &mut self,

@@ -150,12 +150,12 @@ impl Rank {
         }
         self.ops.post()?;
         let slices = begun.iter().map(|(leg, step, cut)| {
-            let count = (cut.chunk_steps / cut.slice_steps) as usize;
+            let count = (cut.steps.chunk_steps / cut.steps.slice_steps) as usize;
             let slices = Slices {
                 ring: &self.connections[leg].ring,
                 protocol: cut.protocol,
                 step: *step,
-                steps: cut.slice_steps.into(),
+                steps: cut.steps.slice_steps.into(),
                 count,
                 room: chunk / count,
             };
@@ -166,25 +166,26 @@ impl Rank {
 
     /// Adds an operation over one leg, and returns its first step.
     fn append(&mut self, cut: &Cut, leg: Leg) -> Result<u64, Box<dyn Error>> {
+        let Cut { protocol, steps } = *cut;
         let connection = self.connections.get_mut(&leg).ok_or("no connection for an operation")?;
         self.ops.append(&Op {
             op_count: self.op_count,
-            nsteps: cut.nsteps,
-            slice_bytes: cut.slice_bytes,
+            nsteps: steps.nsteps,
+            slice_bytes: steps.slice_bytes,
             connection: connection.id,
             peer: leg.peer,
-            chunk_bytes: cut.chunk_bytes,
+            chunk_bytes: steps.chunk_bytes,
             channel: 0,
-            slice_steps: cut.slice_steps as u8,
-            chunk_steps: cut.chunk_steps as u8,
-            pattern: cut.pattern,
-            protocol: cut.protocol,
+            slice_steps: steps.slice_steps as u8,
+            chunk_steps: steps.chunk_steps as u8,
+            pattern: steps.pattern,
+            protocol,
             dtype: 0,
             red_op: 0,
         })?;
         // Operations begin on a chunk.
-        let first = connection.step.next_multiple_of(cut.chunk_steps.into());
-        connection.step = first + cut.nsteps;
+        let first = connection.step.next_multiple_of(steps.chunk_steps.into());
+        connection.step = first + steps.nsteps;
         Ok(first)
     }
 }

@@ -4,8 +4,8 @@ use std::error::Error;
 use std::fmt;
 use std::num::NonZeroU32;
 
-use invar_core::math::{P2pTransfer, Protocol, STEPS};
-use invar_core::proxy::{Channel, CollTransfer, Collective, Pattern, ProxyAlgorithm};
+use invar_core::math::{P2pSteps, P2pTransfer, Protocol, STEPS};
+use invar_core::proxy::{Channel, CollSteps, CollTransfer, Collective, Pattern, ProxyAlgorithm};
 use invar_core::topology::Direction::{Recv, Send};
 use invar_core::topology::{Ring, Tree};
 
@@ -58,20 +58,14 @@ impl fmt::Display for Task {
 /// How an operation is cut.
 #[derive(Clone, Copy)]
 pub(crate) struct Cut {
-    pub(crate) pattern: Pattern,
     pub(crate) protocol: Protocol,
-    pub(crate) nsteps: u64,
-    pub(crate) slice_bytes: u64,
-    pub(crate) chunk_bytes: u32,
-    pub(crate) payload_bytes: u32,
-    pub(crate) slice_steps: u32,
-    pub(crate) chunk_steps: u32,
+    pub(crate) steps: CollSteps,
 }
 
 impl Cut {
     /// Elements of a chunk.
     pub(crate) fn chunk(&self) -> usize {
-        self.payload_bytes as usize / size_of::<u32>()
+        self.steps.payload_bytes as usize / size_of::<u32>()
     }
 }
 
@@ -166,17 +160,17 @@ impl Task {
             Task::Shift(protocol) => {
                 let transfer =
                     P2pTransfer { bytes, protocol, step_bytes, network: true, chunk_bytes: None };
-                let steps = transfer.steps();
-                Cut {
+                let P2pSteps { chunk_bytes, payload_bytes, nsteps } = transfer.steps();
+                let steps = CollSteps {
                     pattern,
-                    protocol,
-                    nsteps: steps.nsteps,
-                    slice_bytes: steps.step_bytes.into(),
-                    chunk_bytes: steps.chunk_bytes,
-                    payload_bytes: steps.payload_bytes,
-                    slice_steps: steps.slice_steps,
-                    chunk_steps: steps.chunk_steps,
-                }
+                    slice_steps: 1,
+                    chunk_steps: 1,
+                    chunk_bytes,
+                    payload_bytes,
+                    slice_bytes: step_bytes.get().into(),
+                    nsteps,
+                };
+                Cut { protocol, steps }
             }
             Task::Collective(collective, algorithm, protocol) => {
                 let nranks = NonZeroU32::new(NRANKS).expect("there are some");
@@ -193,16 +187,7 @@ impl Task {
                     nheads: NonZeroU32::MIN,
                 };
                 let steps = transfer.steps().ok_or("NCCL has no such collective")?;
-                Cut {
-                    pattern,
-                    protocol,
-                    nsteps: steps.nsteps,
-                    slice_bytes: steps.slice_bytes,
-                    chunk_bytes: steps.chunk_bytes,
-                    payload_bytes: steps.payload_bytes,
-                    slice_steps: steps.slice_steps,
-                    chunk_steps: steps.chunk_steps,
-                }
+                Cut { protocol, steps }
             }
         })
     }

@@ -34,24 +34,12 @@ pub(crate) fn encode(processes: Vec<Recorded>) -> String {
 impl Collector for Processes {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let (connections, devices, ranks) = (self.connections(), self.devices(), self.ranks());
-        for metric in OF_CONNECTIONS {
-            encode_metric(&mut encoder, metric, &connections)?;
-        }
         let rails: Vec<_> = connections.iter().flat_map(rails).collect();
-        for metric in OF_RAILS {
-            encode_metric(&mut encoder, metric, &rails)?;
-        }
-        for metric in OF_DEVICES {
-            encode_metric(&mut encoder, metric, &devices)?;
-        }
-        for metric in OF_RANKS {
-            encode_metric(&mut encoder, metric, &ranks)?;
-        }
-        let processes = self.processes();
-        for metric in OF_PROCESSES {
-            encode_metric(&mut encoder, metric, &processes)?;
-        }
-        Ok(())
+        encode_metrics(&mut encoder, OF_CONNECTIONS, &connections)?;
+        encode_metrics(&mut encoder, OF_RAILS, &rails)?;
+        encode_metrics(&mut encoder, OF_DEVICES, &devices)?;
+        encode_metrics(&mut encoder, OF_RANKS, &ranks)?;
+        encode_metrics(&mut encoder, OF_PROCESSES, &self.processes())
     }
 }
 
@@ -157,21 +145,25 @@ fn role(record: &Record) -> &'static str {
     }
 }
 
-fn encode_metric<S>(
+fn encode_metrics<S>(
     encoder: &mut DescriptorEncoder<'_>,
-    metric: &Metric<S>,
+    metrics: &[Metric<S>],
     subjects: &[(Labels, S)],
 ) -> fmt::Result {
-    let values: Vec<_> = subjects.iter().map(|(of, record)| (of, (metric.value)(record))).collect();
-    let Some(kind) = values.iter().find_map(|(_, value)| kind(value)) else { return Ok(()) };
-    let unit = match metric.unit {
-        "bytes" => Some(Unit::Bytes),
-        "seconds" => Some(Unit::Seconds),
-        _ => None,
-    };
-    let mut family = encoder.encode_descriptor(metric.name, metric.help, unit.as_ref(), kind)?;
-    for (labels, value) in values.iter().filter(|(_, value)| !matches!(value, Value::None)) {
-        encode_value(family.encode_family(*labels)?, value)?;
+    for metric in metrics {
+        let values = subjects.iter().map(|(labels, of)| (labels, (metric.value)(of)));
+        let values: Vec<_> = values.collect();
+        let Some(kind) = values.iter().find_map(|(_, value)| kind(value)) else { continue };
+        let unit = match metric.unit {
+            "bytes" => Some(Unit::Bytes),
+            "seconds" => Some(Unit::Seconds),
+            _ => None,
+        };
+        let mut family =
+            encoder.encode_descriptor(metric.name, metric.help, unit.as_ref(), kind)?;
+        for (labels, value) in values.iter().filter(|(_, value)| !matches!(value, Value::None)) {
+            encode_value(family.encode_family(*labels)?, value)?;
+        }
     }
     Ok(())
 }

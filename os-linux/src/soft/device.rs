@@ -368,7 +368,7 @@ impl Device {
     /// `ENOMEM`: the queue is full. `EINVAL`: the state is not RTS, SQD or ERR, or the request can never
     /// succeed.
     pub fn post_send(&mut self, qpn: u32, wr: &SendWr) -> Result<(), NicError> {
-        self.with_qp(qpn, Verb::PostSend, |qp, env| {
+        self.with_sender(qpn, |qp, env| {
             if !wr.flags.contains(SendFlags::INLINE) || wr.sge.length == 0 {
                 return qp.post_send(wr, env).map(|_| ());
             }
@@ -382,9 +382,7 @@ impl Device {
             let slot = qp.post_send(wr, env)?;
             regions.fetch(bytes, qp.posted.inline_mut(slot, sge.length));
             Ok(())
-        })?;
-        self.sends_first(qpn);
-        Ok(())
+        })
     }
 
     /// Posts one send request with several buffers. The buffer of `wr` has no meaning.
@@ -393,9 +391,7 @@ impl Device {
     /// The errors of [`Device::post_send`]. `EINVAL`: there are too many buffers or bytes, or the request has
     /// [`SendFlags::INLINE`], for which there is [`Device::post_send_filled`].
     pub fn post_send_list(&mut self, qpn: u32, wr: &SendWr, list: &[Sge]) -> Result<(), NicError> {
-        self.with_qp(qpn, Verb::PostSend, |qp, env| qp.post_send_list(wr, list, env))?;
-        self.sends_first(qpn);
-        Ok(())
+        self.with_sender(qpn, |qp, env| qp.post_send_list(wr, list, env))
     }
 
     /// Posts one send request with `wr.sge.length` bytes of inline data, which `fill` writes. The request
@@ -410,20 +406,11 @@ impl Device {
         fill: impl FnOnce(&mut [u8]),
     ) -> Result<(), NicError> {
         debug_assert!(wr.flags.contains(SendFlags::INLINE));
-        self.with_qp(qpn, Verb::PostSend, |qp, env| {
+        self.with_sender(qpn, |qp, env| {
             let slot = qp.post_send(wr, env)?;
             fill(qp.posted.inline_mut(slot, wr.sge.length));
             Ok(())
-        })?;
-        self.sends_first(qpn);
-        Ok(())
-    }
-
-    /// Lets a queue pair send before the acknowledges of others, because the caller waits for its
-    /// request.
-    #[inline]
-    fn sends_first(&mut self, qpn: u32) {
-        self.posted = Some(qpn);
+        })
     }
 
     /// Posts a receive request with several buffers. The buffer of `wr` has no meaning.
@@ -475,6 +462,19 @@ impl Device {
     /// Returns the counters so far, summed over all queue pairs.
     pub fn counters(&self) -> DeviceCounters {
         self.counters.total(self.qps.iter().map(QueuePair::counters))
+    }
+
+    /// Runs a call that posts a send. The queue pair then sends before the acknowledges of others, because
+    /// the caller waits for its request.
+    #[inline]
+    fn with_sender(
+        &mut self,
+        qpn: u32,
+        post: impl FnOnce(&mut QueuePair, &mut DeviceEnv<'_>) -> Result<(), NicError>,
+    ) -> Result<(), NicError> {
+        self.with_qp(qpn, Verb::PostSend, post)?;
+        self.posted = Some(qpn);
+        Ok(())
     }
 
     /// Runs one call on a queue pair and handles its consequences.

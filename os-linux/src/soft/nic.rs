@@ -35,7 +35,7 @@ use crate::udp::{OTHERS_MAX, RxSocket};
 use handles::OwnedPd;
 
 pub use handles::{Cq, Mr, Pd, Qp, Srq, Window};
-pub use verbs::{Posting, QpInit};
+pub use verbs::QpInit;
 
 /// Speed assumed for a link whose driver does not report one, such as loopback.
 const SPEED_MBPS: u32 = 10_000;

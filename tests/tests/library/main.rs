@@ -2,7 +2,6 @@
 
 mod connecting;
 mod flush;
-mod late;
 mod misuse;
 mod packet_auth;
 mod peer_gone;

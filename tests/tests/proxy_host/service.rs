@@ -43,10 +43,6 @@ impl Setup for Host {
         self.connections.to_fd().map(Some)
     }
 
-    fn shared_init(&mut self, _: ConnectionId, _: u32) -> Result<(), Self::Error> {
-        Ok(())
-    }
-
     fn setup(&mut self, _: ConnectionId, q: &[u8], a: &mut [u8]) -> Result<bool, Self::Error> {
         a.fill(7);
         Ok(q.first() != Some(&self.stuck))

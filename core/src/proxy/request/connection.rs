@@ -16,9 +16,6 @@ pub trait Setup {
     /// transport needs a progress thread, this is the shared memory of the pool of operations.
     fn open(&mut self, id: ConnectionId, init: Init) -> Result<Option<Self::Fd>, Self::Error>;
 
-    /// Creates buffers that connections share (`proxySharedInit`).
-    fn shared_init(&mut self, id: ConnectionId, nchannels: u32) -> Result<(), Self::Error>;
-
     /// Prepares a connection before the peer is known (`proxySetup`). Returns `false` if this takes
     /// longer; the service then calls again with the same bytes until the connection is prepared.
     fn setup(
@@ -49,17 +46,12 @@ pub trait Setup {
     fn left(&mut self, _local_rank: u32) {}
 }
 
-/// How far the setup of a connection is (`connInitialized` …).
-///
-/// The states follow each other: Initialized → SharedInitialized → SetUp → Connected. A connection may
-/// skip SharedInitialized.
+/// How far the setup of a connection is (`connInitialized` …). The states follow each other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum State {
     /// The connection has a number.
     #[default]
     Initialized,
-    /// The connection has shared buffers.
-    SharedInitialized,
     /// The connection is ready to connect to the peer.
     SetUp,
     /// The connection is ready for operations.

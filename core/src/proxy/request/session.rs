@@ -79,8 +79,6 @@ impl<B: Banks<Option<Pending>>> ProxySession<B> {
     ) -> Result<Option<SessionEvent<S::Fd>>, FrameError> {
         let Some((header, body)) = self.inbox.filled(n)? else { return Ok(None) };
         let id = header.connection;
-        let word =
-            |body: &[u8]| body.try_into().map(u32::from_le_bytes).map_err(|_| SessionRefusal::Body);
         let done = match header.kind {
             Kind::Close => return Ok(Some(SessionEvent::Close)),
             Kind::Stop => return Ok(Some(SessionEvent::Stop)),
@@ -96,15 +94,9 @@ impl<B: Banks<Option<Pending>>> ProxySession<B> {
                     Err(refusal) => Err(refusal),
                 }
             }
-            Kind::SharedInit => ready(self.number, &header, connections)
-                .and_then(|place| Ok((place, word(body)?)))
-                .and_then(|(place, nchannels)| {
-                    setup.shared_init(id, nchannels).map_err(SessionRefusal::Setup)?;
-                    place.state = State::SharedInitialized;
-                    Ok(Answer { body: Vec::new(), fd: None })
-                }),
             Kind::ConvertFd => ready(self.number, &header, connections)
-                .and_then(|_| word(body))
+                .and_then(|_| body.try_into().map_err(|_| SessionRefusal::Body))
+                .map(u32::from_le_bytes)
                 .and_then(|handle| setup.convert_fd(id, handle).map_err(SessionRefusal::Setup))
                 .map(|fd| Answer { body: Vec::new(), fd: Some(fd) }),
         };
@@ -214,7 +206,7 @@ fn ready<'a, E>(
     connections: &'a mut Connections<impl Banks<BankSlot<ConnectionEntry>>>,
 ) -> Result<&'a mut ConnectionEntry, SessionRefusal<E>> {
     let ProxyRequest { kind, connection, response_len, .. } = *header;
-    if matches!(kind, Kind::SharedInit | Kind::ConvertFd) && response_len != 0 {
+    if kind == Kind::ConvertFd && response_len != 0 {
         return Err(SessionRefusal::Response(response_len));
     }
     let place = connections.of(session, connection).ok_or(SessionRefusal::NotYours)?;
@@ -222,8 +214,7 @@ fn ready<'a, E>(
         return Err(SessionRefusal::Busy);
     }
     let allowed: &[State] = match kind {
-        Kind::SharedInit => &[State::Initialized],
-        Kind::Setup => &[State::Initialized, State::SharedInitialized],
+        Kind::Setup => &[State::Initialized],
         Kind::Connect => &[State::SetUp],
         _ => &[State::SetUp, State::Connected],
     };

@@ -79,10 +79,6 @@ impl Setup for Reversing {
         }
     }
 
-    fn shared_init(&mut self, _: ConnectionId, nchannels: u32) -> Result<(), Self::Error> {
-        if nchannels == 0 { Err("no channels") } else { Ok(()) }
-    }
-
     fn setup(&mut self, _: ConnectionId, q: &[u8], a: &mut [u8]) -> Result<bool, Self::Error> {
         self.reverse(q, a)
     }
@@ -206,9 +202,6 @@ fn a_connection_goes_from_nothing_to_connected() {
     assert_eq!(world.open(1), (1, Some(77)), "with the shared memory");
     let state = |world: &World| world.connections.state(ConnectionId(1)).unwrap();
     assert_eq!(state(&world), State::Initialized);
-    let call = world.call(Kind::SharedInit, 1, &8u32.to_le_bytes(), 0).unwrap();
-    world.finish(call, &mut []).unwrap();
-    assert_eq!(state(&world), State::SharedInitialized);
     for (kind, reached) in [(Kind::Setup, State::SetUp), (Kind::Connect, State::Connected)] {
         let call = world.call(kind, 1, b"\x03abc", 4).unwrap();
         let mut response = [0; 4];
@@ -230,10 +223,8 @@ fn what_is_out_of_place_is_refused_and_the_rest_goes_on() {
         (Kind::Init, 0, &strange[..], 4, "no such transport"),
         (Kind::Init, 0, &strange[..9], 4, "its body is not of 16 bytes"),
         (Kind::Init, 0, &strange[..], 5, "has no response of 5 bytes"),
-        (Kind::SharedInit, 7, &word(1)[..], 0, "connection 0-7: not a connection of this rank"),
-        (Kind::SharedInit, 0, &word(1)[..], 1, "has no response of 1 bytes"),
-        (Kind::SharedInit, 0, b"abc", 0, "its body is not of 4 bytes"),
-        (Kind::SharedInit, 0, &word(0)[..], 0, "no channels"),
+        (Kind::ConvertFd, 7, &word(1)[..], 0, "connection 0-7: not a connection of this rank"),
+        (Kind::ConvertFd, 0, &word(1)[..], 1, "has no response of 1 bytes"),
         (Kind::Connect, 0, b"", 0, "not where it is: Initialized"),
         (Kind::ConvertFd, 0, &word(1)[..], 0, "not where it is: Initialized"),
         (Kind::Setup, 0, b"\xff", 1, "connection 0-0: out of order"),
@@ -245,6 +236,7 @@ fn what_is_out_of_place_is_refused_and_the_rest_goes_on() {
     world.finish(call, &mut []).unwrap();
     assert!(world.refusal(Kind::Setup, 0, b"", 0).ends_with("not where it is: SetUp"));
     assert!(world.refusal(Kind::ConvertFd, 0, &word(0), 0).ends_with("no such handle"));
+    assert!(world.refusal(Kind::ConvertFd, 0, b"abc", 0).ends_with("its body is not of 4 bytes"));
 }
 
 #[test]

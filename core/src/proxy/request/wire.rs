@@ -21,8 +21,6 @@ pub enum Kind {
     /// Asks for a new connection. The body is an [`Init`]. The response is the connection's number, and
     /// the pool comes with it as a file descriptor.
     Init = 1,
-    /// Asks for buffers that connections share. The body is the number of channels, 32 bits.
-    SharedInit = 2,
     /// Asks the transport to prepare the connection before the peer is known.
     Setup = 3,
     /// Asks the transport to connect to the peer.
@@ -36,15 +34,8 @@ pub enum Kind {
 }
 
 impl Kind {
-    const ALL: [Kind; 7] = [
-        Kind::Init,
-        Kind::SharedInit,
-        Kind::Setup,
-        Kind::Connect,
-        Kind::Close,
-        Kind::Stop,
-        Kind::ConvertFd,
-    ];
+    const ALL: [Kind; 6] =
+        [Kind::Init, Kind::Setup, Kind::Connect, Kind::Close, Kind::Stop, Kind::ConvertFd];
 }
 
 /// The header of a request.
@@ -270,7 +261,7 @@ mod tests {
                 Ok(request) => assert_eq!(request.kind as u32, u32::from(code)),
                 Err(error) => {
                     assert_eq!(error, FrameError::Kind(code.into()));
-                    assert!(![1, 2, 3, 4, 6, 8, 9].contains(&code));
+                    assert!(![1, 3, 4, 6, 8, 9].contains(&code));
                 }
             }
         }

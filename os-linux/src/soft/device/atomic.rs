@@ -1,6 +1,6 @@
 //! Atomic operations on the peer's memory.
 
-use invar_core::nic::{Atomic, NicError, SendWr, Verb};
+use invar_core::nic::{Atomic, NicError, SendWr};
 
 use super::Device;
 
@@ -12,8 +12,6 @@ impl Device {
     /// The errors of [`Device::post_send`]. `EINVAL`: the buffer has less than 8 bytes, or the peer's
     /// address is no multiple of 8.
     pub fn post_atomic(&mut self, qpn: u32, wr: &SendWr, atomic: Atomic) -> Result<(), NicError> {
-        self.with_qp(qpn, Verb::PostSend, |qp, env| qp.post_atomic(wr, atomic, env))?;
-        self.sends_first(qpn);
-        Ok(())
+        self.with_sender(qpn, |qp, env| qp.post_atomic(wr, atomic, env))
     }
 }

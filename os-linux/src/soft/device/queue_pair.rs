@@ -52,6 +52,15 @@ macro_rules! engine {
     };
 }
 
+/// Makes the same call on the engine of a queue pair, with what the device has for the engine.
+macro_rules! engine_with {
+    ($pair:expr, $device:expr, |$qp:ident, $env:ident| $call:expr) => {{
+        let QueuePair { engine, posted, .. } = $pair;
+        let $env = &mut QpEnv { device: $device, posted };
+        engine!(engine, $qp => $call)
+    }};
+}
+
 pub(super) struct QueuePair {
     engine: Engine,
     pub(super) posted: Posted,
@@ -287,8 +296,7 @@ impl QueuePair {
         transition: &QpTransition,
         env: &mut DeviceEnv<'_>,
     ) -> Result<(), NicError> {
-        let QueuePair { engine, posted, .. } = self;
-        engine!(engine, qp => qp.modify(transition, &mut QpEnv { device: env, posted }))?;
+        engine_with!(self, env, |qp, env| qp.modify(transition, env))?;
         self.awaits_drain = false;
         if let QpTransition::Reset = transition {
             self.path = None;
@@ -311,10 +319,9 @@ impl QueuePair {
         wr: &SendWr,
         env: &mut DeviceEnv<'_>,
     ) -> Result<u16, NicError> {
-        let QueuePair { engine, posted, datagrams, .. } = self;
-        let slot = engine!(engine, qp => qp.post_send(wr, &mut QpEnv { device: env, posted }))?;
-        if datagrams.is_some() {
-            posted.receivers.keep(slot);
+        let slot = engine_with!(self, env, |qp, env| qp.post_send(wr, env))?;
+        if self.datagrams.is_some() {
+            self.posted.receivers.keep(slot);
         }
         Ok(slot)
     }
@@ -326,18 +333,16 @@ impl QueuePair {
         list: &[Sge],
         env: &mut DeviceEnv<'_>,
     ) -> Result<(), NicError> {
-        let QueuePair { engine, posted, datagrams, .. } = self;
         if wr.flags.contains(SendFlags::INLINE) {
             let cause = "a list of buffers is not sent inline";
             return Err(NicError::new(Verb::PostSend, libc::EINVAL, cause));
         }
-        let length = posted.send_lists.check(list, Verb::PostSend)?;
+        let length = self.posted.send_lists.check(list, Verb::PostSend)?;
         let wr = SendWr { sge: Sge { length, ..Sge::default() }, ..*wr };
-        let device = env;
-        let slot = engine!(engine, qp => qp.post_send_list(&wr, &mut QpEnv { device, posted }))?;
-        posted.send_lists.set(slot, list);
-        if datagrams.is_some() {
-            posted.receivers.keep(slot);
+        let slot = engine_with!(self, env, |qp, env| qp.post_send_list(&wr, env))?;
+        self.posted.send_lists.set(slot, list);
+        if self.datagrams.is_some() {
+            self.posted.receivers.keep(slot);
         }
         Ok(())
     }
@@ -349,11 +354,8 @@ impl QueuePair {
         atomic: Atomic,
         env: &mut DeviceEnv<'_>,
     ) -> Result<(), NicError> {
-        let QueuePair { engine, posted, .. } = self;
-        let device = env;
-        let slot =
-            engine!(engine, qp => qp.post_atomic(wr, atomic, &mut QpEnv { device, posted }))?;
-        keep(&mut posted.atomics, slot, atomic);
+        let slot = engine_with!(self, env, |qp, env| qp.post_atomic(wr, atomic, env))?;
+        keep(&mut self.posted.atomics, slot, atomic);
         Ok(())
     }
 
@@ -365,10 +367,8 @@ impl QueuePair {
         work: LocalWork,
         env: &mut DeviceEnv<'_>,
     ) -> Result<(), NicError> {
-        let QueuePair { engine, posted, .. } = self;
-        let env = &mut QpEnv { device: env, posted };
-        let slot = engine!(engine, qp => qp.post_local(wr_id, flags, operation, env))?;
-        keep(&mut posted.locals, slot, work);
+        let slot = engine_with!(self, env, |qp, env| qp.post_local(wr_id, flags, operation, env))?;
+        keep(&mut self.posted.locals, slot, work);
         Ok(())
     }
 
@@ -377,8 +377,7 @@ impl QueuePair {
         wr: &RecvWr,
         env: &mut DeviceEnv<'_>,
     ) -> Result<(), NicError> {
-        let QueuePair { engine, posted, .. } = self;
-        engine!(engine, qp => qp.post_recv(wr, &mut QpEnv { device: env, posted }))
+        engine_with!(self, env, |qp, env| qp.post_recv(wr, env))
     }
 
     /// Posts a receive with several buffers.
@@ -388,12 +387,10 @@ impl QueuePair {
         list: &[Sge],
         env: &mut DeviceEnv<'_>,
     ) -> Result<(), NicError> {
-        let QueuePair { engine, posted, .. } = self;
-        let length = posted.recv_lists.check(list, Verb::PostRecv)?;
+        let length = self.posted.recv_lists.check(list, Verb::PostRecv)?;
         let wr = RecvWr { sge: Sge { length, ..Sge::default() }, ..*wr };
-        let device = env;
-        let slot = engine!(engine, qp => qp.post_recv_list(&wr, &mut QpEnv { device, posted }))?;
-        posted.recv_lists.set(slot, list);
+        let slot = engine_with!(self, env, |qp, env| qp.post_recv_list(&wr, env))?;
+        self.posted.recv_lists.set(slot, list);
         Ok(())
     }
 
@@ -404,9 +401,7 @@ impl QueuePair {
         packet: &Packet<'_>,
         env: &mut DeviceEnv<'_>,
     ) {
-        let QueuePair { engine, posted, .. } = self;
-        let env = &mut QpEnv { device: env, posted };
-        engine!(engine, qp => qp.handle_packet(now_ns, packet, env));
+        engine_with!(self, env, |qp, env| qp.handle_packet(now_ns, packet, env));
     }
 
     pub(super) fn handle_datagram(
@@ -415,9 +410,7 @@ impl QueuePair {
         grh: &[u8; GRH_BYTES],
         env: &mut DeviceEnv<'_>,
     ) {
-        let QueuePair { engine, posted, .. } = self;
-        let env = &mut QpEnv { device: env, posted };
-        engine!(engine, qp => qp.handle_datagram(packet, grh, env));
+        engine_with!(self, env, |qp, env| qp.handle_datagram(packet, grh, env));
     }
 
     #[inline]
@@ -427,9 +420,7 @@ impl QueuePair {
         packets_max: u32,
         env: &mut DeviceEnv<'_>,
     ) -> Option<Transmit> {
-        let QueuePair { engine, posted, .. } = self;
-        let env = &mut QpEnv { device: env, posted };
-        engine!(engine, qp => qp.poll_transmit_run(now_ns, packets_max, env))
+        engine_with!(self, env, |qp, env| qp.poll_transmit_run(now_ns, packets_max, env))
     }
 
     #[inline]
@@ -443,9 +434,7 @@ impl QueuePair {
     }
 
     pub(super) fn handle_timeout(&mut self, now_ns: u64, env: &mut DeviceEnv<'_>) {
-        let QueuePair { engine, posted, .. } = self;
-        let env = &mut QpEnv { device: env, posted };
-        engine!(engine, qp => qp.handle_timeout(now_ns, env));
+        engine_with!(self, env, |qp, env| qp.handle_timeout(now_ns, env));
     }
 
     #[inline]

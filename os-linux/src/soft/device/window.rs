@@ -235,11 +235,7 @@ impl Device {
         work: LocalWork,
     ) -> Result<(), NicError> {
         let operation = work.operation();
-        self.with_qp(qpn, Verb::PostSend, |qp, env| {
-            qp.post_local((wr_id, flags), operation, work, env)
-        })?;
-        self.sends_first(qpn);
-        Ok(())
+        self.with_sender(qpn, |qp, env| qp.post_local((wr_id, flags), operation, work, env))
     }
 }
 

@@ -3,16 +3,13 @@
 use std::num::NonZeroU32;
 use std::sync::atomic::Ordering;
 
-use invar_core::nic::{
-    Access, AddressVector, Atomic, NicError, QpCap, QpType, RecvWr, SendFlags, SendWr, Sge, Verb,
-};
+use invar_core::nic::{Access, AddressVector, NicError, QpCap, QpType, RecvWr, Sge, Verb};
 use invar_core::roce::qp::QpUpdate;
 
 use super::{Cq, Mr, Pd, Qp, SoftNic, Srq, Window};
 use crate::memory::HostMemory;
 use crate::soft::device::{
-    AsyncEvent, Awaited, Device, LocalWork, MrChange, QpConfig, Receiver, SrqConfig, Subject,
-    WindowType,
+    AsyncEvent, Awaited, Device, MrChange, QpConfig, SrqConfig, Subject, WindowType,
 };
 
 /// The transport service and the sizes of a queue pair.
@@ -26,12 +23,6 @@ pub struct QpInit {
     pub send_sges_max: u32,
     /// Maximum number of buffers of a receive.
     pub recv_sges_max: u32,
-}
-
-/// A queue pair to post to.
-pub struct Posting<'a> {
-    device: &'a mut Device,
-    qpn: u32,
 }
 
 impl SoftNic {
@@ -262,74 +253,16 @@ impl SoftNic {
         self.port().lock().device.set_qkey(qp.qpn, qkey)
     }
 
-    /// Posts sends to a queue pair. When `post` returns, this end sends as much as the window allows.
+    /// Posts sends to a queue pair: `post` gets the device and the queue pair's number. When `post` returns,
+    /// this end sends as much as the window allows.
     #[inline]
-    pub fn post_sends<R>(&self, qp: &Qp, post: impl FnOnce(&mut Posting<'_>) -> R) -> R {
-        self.port().post(|device| post(&mut Posting { device, qpn: qp.qpn }))
+    pub fn post_sends<R>(&self, qp: &Qp, post: impl FnOnce(&mut Device, u32) -> R) -> R {
+        self.port().post(|device| post(device, qp.qpn))
     }
 
-    /// Posts receives to a queue pair.
+    /// Posts receives to a queue pair: `post` gets the device and the queue pair's number.
     #[inline]
-    pub fn post_recvs<R>(&self, qp: &Qp, post: impl FnOnce(&mut Posting<'_>) -> R) -> R {
-        self.port().post_ahead(|device| post(&mut Posting { device, qpn: qp.qpn }))
-    }
-}
-
-impl Posting<'_> {
-    /// Returns the number of sends that the queue pair has room for.
-    pub fn send_room(&self) -> u32 {
-        self.device.send_room(self.qpn)
-    }
-
-    /// Takes back the last `count` sends, which were posted by this value.
-    pub fn withdraw_sends(&mut self, count: u32) {
-        self.device.withdraw_sends(self.qpn, count);
-    }
-
-    /// Names the receiver of the datagram that is posted next; see [`Device::set_receiver`].
-    pub fn to(&mut self, receiver: &Receiver) -> Result<(), NicError> {
-        self.device.set_receiver(self.qpn, receiver)
-    }
-
-    /// Posts a send with at most one buffer; see [`Device::post_send`].
-    #[inline]
-    pub fn send(&mut self, wr: &SendWr) -> Result<(), NicError> {
-        self.device.post_send(self.qpn, wr)
-    }
-
-    /// Posts a send with several buffers; see [`Device::post_send_list`].
-    pub fn send_list(&mut self, wr: &SendWr, list: &[Sge]) -> Result<(), NicError> {
-        self.device.post_send_list(self.qpn, wr, list)
-    }
-
-    /// Posts a send with inline data, which `fill` writes; see [`Device::post_send_filled`].
-    #[inline]
-    pub fn send_filled(
-        &mut self,
-        wr: &SendWr,
-        fill: impl FnOnce(&mut [u8]),
-    ) -> Result<(), NicError> {
-        self.device.post_send_filled(self.qpn, wr, fill)
-    }
-
-    /// Posts an atomic; see [`Device::post_atomic`].
-    pub fn atomic(&mut self, wr: &SendWr, atomic: Atomic) -> Result<(), NicError> {
-        self.device.post_atomic(self.qpn, wr, atomic)
-    }
-
-    /// Posts a local operation; see [`Device::post_local`].
-    pub fn local(&mut self, wr_id: u64, flags: SendFlags, work: LocalWork) -> Result<(), NicError> {
-        self.device.post_local(self.qpn, (wr_id, flags), work)
-    }
-
-    /// Posts a receive with at most one buffer; see [`Device::post_recv`].
-    #[inline]
-    pub fn recv(&mut self, wr: &RecvWr) -> Result<(), NicError> {
-        self.device.post_recv(self.qpn, wr)
-    }
-
-    /// Posts a receive with several buffers; see [`Device::post_recv_list`].
-    pub fn recv_list(&mut self, wr: &RecvWr, list: &[Sge]) -> Result<(), NicError> {
-        self.device.post_recv_list(self.qpn, wr, list)
+    pub fn post_recvs<R>(&self, qp: &Qp, post: impl FnOnce(&mut Device, u32) -> R) -> R {
+        self.port().post_ahead(|device| post(device, qp.qpn))
     }
 }
