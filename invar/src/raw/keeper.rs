@@ -29,10 +29,8 @@ use crate::Error;
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// Time between two looks at an end that recovers.
 const URGENT_EVERY: Duration = Duration::from_millis(1);
-/// Time for each end between two looks at all ends, so that many ends do not keep a processor busy.
-const PER_END: Duration = Duration::from_micros(500);
-/// Time for each end that recovers between two looks at such ends.
-const PER_URGENT_END: Duration = Duration::from_micros(200);
+/// Time for each end between two looks, so that many ends do not keep a processor busy.
+const PER_END: Duration = Duration::from_micros(200);
 
 /// The keepers of this process, each with its network namespace, while there are connections.
 static OF_PROCESS: Mutex<Vec<(u64, Weak<Running>)>> = Mutex::new(Vec::new());
@@ -327,7 +325,7 @@ impl Ends {
             let left = next_full.saturating_duration_since(Instant::now());
             let pause = match urgent.len() as u32 {
                 0 => left,
-                count => left.min(URGENT_EVERY.max(PER_URGENT_END * count)),
+                count => left.min(URGENT_EVERY.max(PER_END * count)),
             };
             let mut news = Vec::new();
             poller.sleep(Some(pause), |number| news.push(number));
