@@ -27,7 +27,7 @@ use std::process::ExitCode;
 use invar::Settings;
 
 use crate::failure::{Failure, WRONG};
-use crate::output::print;
+use crate::output::{pretty_json, print};
 use crate::perf::probe;
 use checks::{CHECKS, Check};
 use host::Host;
@@ -109,7 +109,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
         hosts::check(path, &Settings::from_env()?, &host, &mut report)?;
     }
     let text = match args.json {
-        true => report.as_json(&host.system.hostname()).map_err(Failure::new)?,
+        true => report.as_json(&host.system.hostname())?,
         false => report.as_text(args.verbose),
     };
     print(io::stdout(), "the findings", &text)?;
@@ -144,7 +144,7 @@ fn list() -> String {
 fn list_as_json() -> Result<String, Failure> {
     let object = |check: &Check| serde_json::json!({ "name": check.name, "about": check.about });
     let checks: Vec<serde_json::Value> = CHECKS.iter().map(object).collect();
-    serde_json::to_string_pretty(&checks).map_err(Failure::new)
+    pretty_json(&checks)
 }
 
 #[cfg(test)]

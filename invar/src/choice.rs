@@ -6,6 +6,7 @@ use invar_core::nic::Gid;
 use invar_core::param::{AddressFamily, TransportChoice};
 use invar_linux::interface::Interface;
 
+use crate::device::listing;
 use crate::error::Kind;
 use crate::{Device, DeviceInfo, DeviceKind, Error, Settings, Survey};
 
@@ -31,8 +32,7 @@ impl Choice {
     /// # Errors
     /// The host has no such device, or no such interface.
     pub fn make(settings: &Settings) -> Result<Self, Error> {
-        let interfaces = Interface::list()
-            .map_err(|error| Error::io("listing the network interfaces", error))?;
+        let interfaces = Interface::list().map_err(listing)?;
         let allowed = settings.allowed_interfaces(&interfaces)?;
         let Survey { mut devices, left_out } = Device::survey(settings)?;
         devices.retain_mut(|device| {

@@ -13,6 +13,7 @@ use invar_linux::interest::Interest;
 use invar_linux::interface::{Interface, has_scope};
 use invar_linux::socket::SocketDevice;
 
+use crate::device::listing;
 use crate::error::Kind;
 use crate::raw::{AnyRecv, AnySend, Attempt, Keeper, Listen};
 use crate::settings::EndSettings;
@@ -293,16 +294,26 @@ fn reached(
     settings: &Settings,
     listener: SocketAddr,
 ) -> Result<SocketAddr, Error> {
-    match settings.listens_on(device.info()) || !has_scope(listener) {
+    match settings.listens_on(device.info()) {
         true => device.on_its_link(listener),
-        false => Ok(first_interface(settings)?.interface.on_its_link(listener)),
+        false => over_first_interface(settings, listener),
+    }
+}
+
+/// The address of a peer as this host reaches it over the first interface.
+pub(crate) fn over_first_interface(
+    settings: &Settings,
+    peer: SocketAddr,
+) -> Result<SocketAddr, Error> {
+    match has_scope(peer) {
+        true => Ok(first_interface(settings)?.interface.on_its_link(peer)),
+        false => Ok(peer),
     }
 }
 
 /// The first interface that NCCL's rules allow on this host, with its address.
 pub(crate) fn first_interface(settings: &Settings) -> Result<SocketDevice, Error> {
-    let interfaces =
-        Interface::list().map_err(|error| Error::io("listing the network interfaces", error))?;
+    let interfaces = Interface::list().map_err(listing)?;
     let allowed = settings.allowed_interfaces(&interfaces)?;
     let first = allowed.first().expect("one or more");
     Ok(SocketDevice { interface: first.interface.clone(), address: first.addr })

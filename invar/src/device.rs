@@ -16,7 +16,7 @@ use std::sync::{Arc, Weak};
 use invar_core::device::data_access;
 use invar_core::nic::{Access, Gid, LinkLayer, Nic, NicError};
 use invar_core::param::{AddressFamily, PortRange};
-use invar_linux::interface::{Found, Interface};
+use invar_linux::interface::{Found, Interface, has_scope};
 use invar_linux::socket::SocketDevice;
 use invar_linux::soft::{self, HostDevice, SoftConfig, SoftNic};
 
@@ -370,17 +370,15 @@ fn describe_on(interface: &Interface, address: IpAddr, sysfs: &Path) -> DeviceIn
 
 /// Gives a link-local IPv6 address the index of the interface, because such an address is valid on one link only.
 fn scoped(info: &DeviceInfo, addr: SocketAddr) -> Result<SocketAddr, Error> {
-    match addr.ip() {
-        IpAddr::V6(v6) if v6.is_unicast_link_local() => {
-            let interfaces = Interface::list().map_err(listing)?;
-            let own = interfaces.iter().find(|interface| interface.name == info.netdev);
-            Ok(own.map_or(addr, |own| own.on_its_link(addr)))
-        }
-        _ => Ok(addr),
+    if !has_scope(addr) {
+        return Ok(addr);
     }
+    let interfaces = Interface::list().map_err(listing)?;
+    let own = interfaces.iter().find(|interface| interface.name == info.netdev);
+    Ok(own.map_or(addr, |own| own.on_its_link(addr)))
 }
 
-fn listing(error: std::io::Error) -> Error {
+pub(crate) fn listing(error: std::io::Error) -> Error {
     Error::io("listing the network interfaces", error)
 }
 

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::ptr;
 use std::time::Duration;
 
-use invar::{Settings, Source};
+use invar::{InForce, Settings, Source};
 
 use crate::abi::{Code, CommConfig, TRAFFIC_CLASS_UNDEF};
 use crate::outcome::{Failed, misused};
@@ -54,10 +54,7 @@ impl Context {
     /// Returns the settings of a connection in this context. Variables that the user has set stay.
     pub(crate) fn apply(self, settings: &Settings) -> Settings {
         let (mut applied, values) = (settings.clone(), settings.in_force());
-        let is_free = |name| {
-            let of = values.iter().find(|of| of.info.name == name);
-            of.is_some_and(|of| of.source == Source::Default || of.value == "-1")
-        };
+        let is_free = |name| is_free(&values, name);
         // As NCCL, which takes a communicator's class for the service level, too.
         if let Some(class) = self.traffic_class {
             if is_free("NCCL_IB_TC") {
@@ -72,6 +69,12 @@ impl Context {
         }
         applied
     }
+}
+
+/// Whether the user has left a variable unset, or has set -1.
+pub(crate) fn is_free(values: &[InForce], name: &str) -> bool {
+    let of = values.iter().find(|of| of.info.name == name);
+    of.is_some_and(|of| of.source == Source::Default || of.value == "-1")
 }
 
 #[cfg(test)]

@@ -1,5 +1,4 @@
-//! What a child of `fork` has of its parent: values that only their own process may use, and sockets that no child
-//! holds open.
+//! A child of `fork` uses no value that belongs to its parent, and holds none of its parent's sockets open.
 //!
 //! A child has a copy of each descriptor of its parent. If the parent is killed, the kernel keeps its connections for
 //! the child, and no peer hears of the end. A child could also end its parent's connections. So in a child each of

@@ -106,13 +106,13 @@ impl Interface {
 
     /// Returns the address of a peer as this interface reaches it. A link-local address is on this interface's
     /// link, whatever number that link has on the peer's host.
-    pub fn on_its_link(&self, peer: SocketAddr) -> SocketAddr {
-        match peer {
-            SocketAddr::V6(v6) if v6.ip().is_unicast_link_local() => {
-                SocketAddrV6::new(*v6.ip(), v6.port(), v6.flowinfo(), self.index).into()
-            }
-            _ => peer,
+    pub fn on_its_link(&self, mut peer: SocketAddr) -> SocketAddr {
+        if has_scope(peer)
+            && let SocketAddr::V6(v6) = &mut peer
+        {
+            v6.set_scope_id(self.index);
         }
+        peer
     }
 
     /// Returns the interface's directory in `sysfs`, usually `/sys`.

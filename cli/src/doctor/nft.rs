@@ -32,7 +32,7 @@ pub(crate) struct Dropping {
     pub(crate) chain: String,
     /// The rule or the policy that drops them.
     pub(crate) by: String,
-    /// Whether it drops them all. Otherwise an earlier rule may accept some of them.
+    /// Whether the chain drops all the packets. If not, an earlier rule may accept some packets.
     pub(crate) is_sure: bool,
 }
 
@@ -308,7 +308,7 @@ impl Walk<'_> {
             Field::Word(word) => {
                 value.as_str().filter(|value| !value.starts_with('@')).map(|value| value == *word)
             }
-            // Packets of other hosts come by none of these.
+            // Packets of other hosts do not come over loopback or an interface of guests.
             Field::Interface => {
                 let name = value.as_str().unwrap_or_default();
                 (name == "lo" || netdev::is_of_guests(name)).then_some(false)

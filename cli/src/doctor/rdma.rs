@@ -54,16 +54,18 @@ impl RdmaDevice {
         host.rdma_devices().into_iter().map(|name| RdmaDevice::read(host, name)).collect()
     }
 
-    /// The devices that Invar and NCCL should use, with their ports. A container sees the devices of its host in
-    /// `/sys`, and has the files of some: these are its devices. If it has no file, and on other hosts, these
-    /// are all devices that fit.
+    /// The devices that Invar and NCCL should use, with their ports: all that fit. A container sees the devices of
+    /// its host in `/sys`. If the container has files of some devices, only those devices are used.
     pub(crate) fn used(host: &Host) -> Vec<RdmaDevice> {
         let mut devices = RdmaDevice::fitting(host);
+        if !host.is_container() {
+            return devices;
+        }
         let files = RdmaDevice::files(host);
         let has_file = |device: &RdmaDevice| {
             files.get(&device.name).is_some_and(|file| host.dev.has(&format!("infiniband/{file}")))
         };
-        if host.is_container() && devices.iter().any(has_file) {
+        if devices.iter().any(has_file) {
             devices.retain(|device| !files.contains_key(&device.name) || has_file(device));
         }
         devices
@@ -84,6 +86,11 @@ impl RdmaDevice {
         let names = host.sys.names("class/infiniband_verbs").into_iter();
         let device = |name: &str| host.sys.known(&format!("class/infiniband_verbs/{name}/ibdev"));
         names.filter_map(|name| Some((device(&name)?, name))).collect()
+    }
+
+    /// The kernel's driver of the device with this name.
+    pub(crate) fn driver(host: &Host, name: &str) -> Option<String> {
+        host.sys.link_name(&format!("class/infiniband/{name}/device/driver"))
     }
 
     /// The names of [`RdmaDevice::used`].

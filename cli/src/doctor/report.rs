@@ -5,6 +5,9 @@ use std::fmt::Write;
 use serde::Serialize;
 use serde_json::Value;
 
+use crate::failure::Failure;
+use crate::output::pretty_json;
+
 /// The version of the JSON. A new field leaves it as it is; a changed or removed one raises it.
 const JSON_VERSION: u32 = 1;
 
@@ -117,8 +120,8 @@ impl Report {
         self.findings.iter().all(|finding| finding.entry.severity == Severity::Note)
     }
 
-    pub(crate) fn as_json(&self, host: &str) -> serde_json::Result<String> {
-        serde_json::to_string_pretty(&Shown {
+    pub(crate) fn as_json(&self, host: &str) -> Result<String, Failure> {
+        pretty_json(&Shown {
             version: JSON_VERSION,
             invar: env!("CARGO_PKG_VERSION"),
             host,

@@ -248,6 +248,16 @@ impl StandIn {
     pub(crate) fn findings(&self) -> Vec<String> {
         self.examine().short()
     }
+
+    /// Returns the command that mends a finding.
+    pub(crate) fn mend(&self, id: &str) -> String {
+        self.examine().finding(id).mend.clone()
+    }
+
+    /// Returns the sentence of a finding.
+    pub(crate) fn what(&self, id: &str) -> String {
+        self.examine().finding(id).what.clone()
+    }
 }
 
 fn report_checks(report: &Report) -> usize {

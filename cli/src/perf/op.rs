@@ -34,8 +34,6 @@ const SIGN_EVERY: Duration = Duration::from_secs(5);
 const AT_ONCE: Duration = Duration::from_micros(1);
 /// The time within which the first packet of a client must come.
 const TRY_OUT_WITHIN: Duration = Duration::from_secs(10);
-/// The time between two looks for this packet.
-const TRY_OUT_EVERY: Duration = Duration::from_millis(1);
 
 /// One end of the connection of a run: a queue pair, and its memory. Messages from this end lie in the
 /// first half, messages to this end in the second.
@@ -118,7 +116,7 @@ impl OpLink {
         let start = Instant::now();
         loop {
             // The wait for a line sleeps. A line that follows the byte must be looked for before the byte.
-            let has_line = control.has_line(TRY_OUT_EVERY)?;
+            let has_line = control.has_line(LOOK_EVERY)?;
             if self.pair.poll(&mut self.wcs)? > 0 {
                 return self.moved(true);
             }

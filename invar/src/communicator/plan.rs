@@ -53,7 +53,7 @@ impl Plan {
     ) -> Result<(), Error> {
         let Task { channel, operation, .. } = *task;
         let is_transfer = operation.is_transfer();
-        if self.0.iter().any(|lane| lane.operation.is_transfer() != is_transfer) {
+        if self.0.first().is_some_and(|lane| lane.operation.is_transfer() != is_transfer) {
             let text = format!(
                 "{operation:?} in a plan of other operations: a plan has collectives, or sends and receives, so \
                  add it to another plan"

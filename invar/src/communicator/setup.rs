@@ -17,6 +17,7 @@ use super::local::Local;
 use super::net::{NetSettings, Network};
 use super::pending_link::{CHANNELS_PER_DEVICE, Connector};
 use super::tags;
+use crate::device::listing;
 use crate::error::Kind;
 use crate::{Device, DeviceInfo, DeviceKind, Error, Settings, Survey};
 
@@ -221,8 +222,7 @@ fn devices(settings: &Settings, towards: IpAddr) -> Result<Vec<Device>, Error> {
         let text = format!("INVAR_TRANSPORT={asked}: there is no such device; {why}");
         return Err(Kind::Setting(text).into());
     }
-    let mut interfaces =
-        Interface::list().map_err(|error| Error::io("listing the network interfaces", error))?;
+    let mut interfaces = Interface::list().map_err(listing)?;
     if settings.socket_ifname.is_empty() {
         interfaces.retain(|interface| interface.holds(towards));
     }

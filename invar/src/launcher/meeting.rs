@@ -7,13 +7,14 @@ use std::time::{Duration, Instant};
 
 use invar_core::param::PortRange;
 use invar_core::rendezvous::UniqueId;
-use invar_linux::interface::{Interface, has_scope, resolve};
+use invar_linux::interface::{Interface, resolve};
 use invar_linux::pmi::Client;
 use invar_linux::rendezvous::secret_of;
 
 use super::description::MeetingPoint;
 use super::{Launch, Launcher, Meeting};
-use crate::connect::first_interface;
+use crate::connect::{first_interface, over_first_interface};
+use crate::device::listing;
 use crate::error::Kind;
 use crate::{Error, Hub, Settings};
 
@@ -63,11 +64,8 @@ fn over_pmi(launch: &Launch, descriptor: i32, settings: &Settings) -> Result<Mee
     client.barrier().map_err(failed)?;
     let text = client.get(KEY).map_err(failed)?;
     client.finalize().map_err(failed)?;
-    let mut id = UniqueId::from_hex(&text).map_err(Kind::UniqueId)?;
-    if has_scope(id.addr()) {
-        let addr = first_interface(settings)?.interface.on_its_link(id.addr());
-        id = UniqueId::new(addr, &id.secret());
-    }
+    let id = UniqueId::from_hex(&text).map_err(Kind::UniqueId)?;
+    let id = UniqueId::new(over_first_interface(settings, id.addr())?, &id.secret());
     Ok(Meeting { id, is_public: false, _hub: hub })
 }
 
@@ -85,8 +83,7 @@ fn listen(launch: &Launch, port: u16, word: &str, settings: &Settings) -> Result
 
 /// The address of rank 0 for this rank, with its scope and any port.
 fn address(launch: &Launch, hosts: &[String], settings: &Settings) -> Result<SocketAddr, Error> {
-    let interfaces =
-        Interface::list().map_err(|error| Error::io("listing the network interfaces", error))?;
+    let interfaces = Interface::list().map_err(listing)?;
     // Open MPI does not tell where rank 0 is, but where mpirun is.
     let hint = match launch.launcher {
         Launcher::OpenMpi => " (mpirun -x MASTER_ADDR=HOST names another host for rank 0)",

@@ -95,11 +95,10 @@ impl CollComm {
             self.communicator
                 .abort("collNet's memory is deregistered with a collective in progress");
         }
-        let since = Instant::now();
-        let left = || END_WITHIN.saturating_sub(since.elapsed());
-        let have_ended = users.iter().all(|request| request.end(&self.communicator, left()));
+        let deadline = Instant::now() + END_WITHIN;
+        let have_ended = users.iter().all(|request| request.end(&self.communicator, deadline));
         // A call that failed may have left a copy in progress.
-        if !have_ended || !wait_until(left(), || self.shared.copies.is_idle()) {
+        if !have_ended || !wait_until(deadline, || self.shared.copies.is_idle()) {
             return Err(misused(format_args!(
                 "deregMr: after {END_WITHIN:?} a collective still uses the memory of {mhandle:p}: close the comm \
                  before the memory is freed"

@@ -165,14 +165,14 @@ impl CollRequest {
         }
     }
 
-    /// Waits at most `within` until nobody uses the memory of the collective, and returns whether that is so. If the
+    /// Waits at most until `deadline`. Returns whether nobody uses the collective's memory any more. If the
     /// collective needs other ranks, its communicator has been aborted.
-    pub(super) fn end(&self, communicator: &Communicator, within: Duration) -> bool {
-        let since = Instant::now();
+    pub(super) fn end(&self, communicator: &Communicator, deadline: Instant) -> bool {
         let mut state = self.state();
         let state = &mut *state;
         if let Phase::Reducing(posted) = &state.phase {
-            let Some(result) = posted.wait_within(within) else { return false };
+            let left = deadline.saturating_duration_since(Instant::now());
+            let Some(result) = posted.wait_within(left) else { return false };
             state.store(result);
         }
         if matches!(state.phase, Phase::Waiting)
@@ -181,8 +181,7 @@ impl CollRequest {
             state.phase = Phase::Failed(error);
         }
         // A GPU whose driver fails copies nothing any more.
-        let is_idle = || state.staging.is_idle().unwrap_or(true);
-        wait_until(within.saturating_sub(since.elapsed()), is_idle)
+        wait_until(deadline, || state.staging.is_idle().unwrap_or(true))
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -190,11 +189,10 @@ impl CollRequest {
     }
 }
 
-/// Waits until `is_so` returns true, at most `within`. Returns whether it did.
-pub(super) fn wait_until(within: Duration, mut is_so: impl FnMut() -> bool) -> bool {
-    let since = Instant::now();
+/// Waits until `is_so` returns true, at most until `deadline`. Returns whether it did.
+pub(super) fn wait_until(deadline: Instant, mut is_so: impl FnMut() -> bool) -> bool {
     while !is_so() {
-        if since.elapsed() >= within {
+        if Instant::now() >= deadline {
             return false;
         }
         thread::sleep(NAP);

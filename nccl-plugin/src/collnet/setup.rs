@@ -6,11 +6,11 @@ use std::slice;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use invar::{Communicator, Error, HubListener, Settings, Source, UniqueId};
+use invar::{Communicator, Error, HubListener, Settings, UniqueId};
 
 use super::comm::CollComm;
 use crate::abi::{Code, HANDLE_BYTES};
-use crate::context::Context;
+use crate::context::{Context, is_free};
 use crate::host;
 use crate::outcome::{Failed, Outcome, call, failed, misused, null, refused};
 use crate::registry::{Number, Registry};
@@ -160,9 +160,7 @@ impl Listening {
 
 /// Returns the settings of a comm. A time limit for collectives that the user has set stays.
 fn for_comm(settings: &Settings) -> Settings {
-    let values = settings.in_force();
-    let limit = values.iter().find(|of| of.info.name == "INVAR_COLL_TIMEOUT_MS");
-    match limit.is_some_and(|of| of.source == Source::Default) {
+    match is_free(&settings.in_force(), "INVAR_COLL_TIMEOUT_MS") {
         true => settings.clone().collective_timeout(COLLECTIVE_WITHIN),
         false => settings.clone(),
     }

@@ -6,7 +6,6 @@
 //!   for the GPU. So if the memory that is kept is too short for a collective, another thread frees it.
 //! - The parts of a window pass through host memory in one piece.
 
-use std::ops::{Deref, DerefMut};
 use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -42,9 +41,9 @@ pub(super) struct HostCopies {
 }
 
 /// Pinned host memory that a collective has borrowed. The drop keeps the memory for later collectives.
-struct LentCopy {
-    /// `None` only during the drop.
-    copy: Option<HostCopy>,
+#[derive(Default)]
+struct LentCopies {
+    copies: Vec<HostCopy>,
     pool: Arc<Pool>,
 }
 
@@ -60,7 +59,7 @@ struct Detour {
     /// NCCL's memory, in order.
     parts: Vec<MemoryRange>,
     /// The pinned memory of the parts that are on a GPU, in order.
-    copies: Vec<LentCopy>,
+    lent: LentCopies,
     /// The memory in the place of several parts.
     joined: Vec<u8>,
 }
@@ -87,13 +86,11 @@ impl HostCopies {
         (input, output): (&[MemoryRange], &[MemoryRange]),
         build: impl FnOnce(*const u8, *mut u8) -> Vec<RawOperation>,
     ) -> Result<Option<Staging>, Failed> {
-        let parts = on_gpus(input).chain(on_gpus(output));
-        let copies: Result<Option<Vec<_>>, Error> =
-            parts.map(|(gpu, len)| self.take(gpu, len)).collect();
-        let Some(mut copies) = copies.map_err(|error| failed(&error))? else { return Ok(None) };
+        let take = |parts| self.take(parts).map_err(|error| failed(&error));
+        let Some(of_input) = take(input)? else { return Ok(None) };
+        let Some(of_output) = take(output)? else { return Ok(None) };
         *locked(&self.lacks) = None;
-        let of_output = copies.split_off(on_gpus(input).count());
-        let (from, mut input) = Detour::around(input, copies)?;
+        let (from, mut input) = Detour::around(input, of_input)?;
         let (to, output) = Detour::around(output, of_output)?;
         let operations = build(from, to);
         if let Some(input) = &mut input {
@@ -138,16 +135,22 @@ impl HostCopies {
         drop(unfinished);
     }
 
-    /// Takes free memory, or pins more. Returns `None` if too little is left; a later call may find more.
-    fn take(&self, gpu: &Gpu, len: usize) -> Result<Option<LentCopy>, Error> {
-        let copy = match self.pool.take(gpu, len) {
-            Some(copy) => Some(copy),
-            None => HostCopy::new(gpu, len, &self.settings)?,
-        };
-        if copy.is_none() {
-            self.pool.free_others(gpu, len);
+    /// Takes free memory for each part that is on a GPU, or pins more. Returns `None` if too little is left; a later
+    /// call may find more.
+    fn take(&self, parts: &[MemoryRange]) -> Result<Option<LentCopies>, Error> {
+        let mut lent = LentCopies { copies: Vec::new(), pool: Arc::clone(&self.pool) };
+        for (gpu, len) in on_gpus(parts) {
+            let copy = match self.pool.take(gpu, len) {
+                Some(copy) => Some(copy),
+                None => HostCopy::new(gpu, len, &self.settings)?,
+            };
+            let Some(copy) = copy else {
+                self.pool.free_others(gpu, len);
+                return Ok(None);
+            };
+            lent.copies.push(copy);
         }
-        Ok(copy.map(|copy| LentCopy { copy: Some(copy), pool: Arc::clone(&self.pool) }))
+        Ok(Some(lent))
     }
 }
 
@@ -182,23 +185,9 @@ fn is_idle(copy: &mut HostCopy) -> bool {
     copy.is_done().unwrap_or(true)
 }
 
-impl Deref for LentCopy {
-    type Target = HostCopy;
-
-    fn deref(&self) -> &HostCopy {
-        self.copy.as_ref().expect("lent until it is dropped")
-    }
-}
-
-impl DerefMut for LentCopy {
-    fn deref_mut(&mut self) -> &mut HostCopy {
-        self.copy.as_mut().expect("lent until it is dropped")
-    }
-}
-
-impl Drop for LentCopy {
+impl Drop for LentCopies {
     fn drop(&mut self) {
-        locked(&self.pool.free).extend(self.copy.take());
+        locked(&self.pool.free).append(&mut self.copies);
     }
 }
 
@@ -245,12 +234,12 @@ impl Staging {
 
 impl Detour {
     /// Returns the host memory that a collective works in for these parts, and the detour if that memory is not the
-    /// parts' own. `copies` has memory for each part on a GPU.
+    /// parts' own. `lent` has memory for each part on a GPU.
     fn around(
         parts: &[MemoryRange],
-        copies: Vec<LentCopy>,
+        lent: LentCopies,
     ) -> Result<(*mut u8, Option<Box<Self>>), Failed> {
-        if parts.len() < 2 && copies.is_empty() {
+        if parts.len() < 2 && lent.copies.is_empty() {
             return Ok((parts.first().map_or(ptr::null_mut(), |part| part.at), None));
         }
         let mut joined = Vec::new();
@@ -261,10 +250,10 @@ impl Detour {
             })?;
             joined.resize(len, 0);
         }
-        let mut detour = Box::new(Detour { parts: parts.to_vec(), copies, joined });
+        let mut detour = Box::new(Detour { parts: parts.to_vec(), lent, joined });
         // The address stays.
         let start = match parts {
-            [_] => detour.copies.first().map_or(ptr::null_mut(), |copy| copy.start()),
+            [_] => detour.lent.copies.first().map_or(ptr::null_mut(), HostCopy::start),
             _ => detour.joined.as_mut_ptr(),
         };
         Ok((start, Some(detour)))
@@ -272,10 +261,10 @@ impl Detour {
 
     /// Returns address and length of each part in host memory.
     fn on_host(&self) -> impl Iterator<Item = (*mut u8, usize)> {
-        let mut copies = self.copies.iter();
+        let mut copies = self.lent.copies.iter();
         self.parts.iter().map(move |part| {
             let copy = part.gpu.as_ref().and_then(|_| copies.next());
-            (copy.map_or(part.at, |copy| copy.start()), part.len)
+            (copy.map_or(part.at, HostCopy::start), part.len)
         })
     }
 
@@ -288,7 +277,7 @@ impl Detour {
         start: unsafe fn(&mut HostCopy, u64, usize) -> Result<(), Error>,
     ) -> Result<(), Error> {
         let on_gpu = self.parts.iter().filter(|part| part.gpu.is_some());
-        on_gpu.zip(&mut self.copies).try_for_each(|(part, copy)| {
+        on_gpu.zip(&mut self.lent.copies).try_for_each(|(part, copy)| {
             // SAFETY: The caller has promised the memory.
             unsafe { start(copy, part.at.addr() as u64, part.len) }
         })
@@ -296,7 +285,7 @@ impl Detour {
 
     /// Whether all copies between GPUs and host are done.
     fn is_copied(&mut self) -> Result<bool, Error> {
-        for copy in &mut self.copies {
+        for copy in &mut self.lent.copies {
             if !copy.is_done()? {
                 return Ok(false);
             }
@@ -349,7 +338,7 @@ mod tests {
         let (mut a, mut b) = ([1_u8, 2], [3_u8]);
         let part = |at: *mut u8, len| MemoryRange { at, len, gpu: None, registration: None };
         let parts = vec![part(a.as_mut_ptr(), 2), part(b.as_mut_ptr(), 1)];
-        let (start, detour) = Detour::around(&parts, Vec::new()).ok().unwrap();
+        let (start, detour) = Detour::around(&parts, LentCopies::default()).ok().unwrap();
         let mut detour = detour.unwrap();
         detour.join();
         assert_eq!(
@@ -367,7 +356,7 @@ mod tests {
         let at = a.as_mut_ptr();
         let part = MemoryRange { at, len: 2, gpu: None, registration: None };
         let around = |parts: &[MemoryRange]| {
-            let (start, detour) = Detour::around(parts, Vec::new()).ok().unwrap();
+            let (start, detour) = Detour::around(parts, LentCopies::default()).ok().unwrap();
             (start, detour.is_none())
         };
         assert_eq!(around(&[part]), (at, true));

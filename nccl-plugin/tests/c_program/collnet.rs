@@ -132,6 +132,17 @@ fn every_version_reduces_and_gathers_as_a_naive_program_does() {
     }
 }
 
+/// Checks a mode that concerns one of three ranks: the rank for the software NIC, for TCP, and for shared memory.
+fn check_rank(before: &[&str], mode: &str, [soft, socket, shm]: [&str; 3]) {
+    if !is_there("gcc") {
+        return;
+    }
+    let program = compile("collnet", 12);
+    for (transport, rank) in [("soft", soft), ("socket", socket), (SHARED_MEMORY, shm)] {
+        check(before, &program, transport, &["3", mode, rank]);
+    }
+}
+
 #[test]
 fn ranks_hear_of_one_that_is_killed_or_closes_its_comm() {
     if !is_there("gcc") {
@@ -149,26 +160,12 @@ fn ranks_hear_of_one_that_is_killed_or_closes_its_comm() {
 
 #[test]
 fn memory_is_deregistered_and_freed_while_a_rank_has_not_come_to_its_collective() {
-    if !is_there("gcc") {
-        return;
-    }
-    let program = compile("collnet", 12);
-    for (transport, late) in [("soft", "0"), ("socket", "2"), (SHARED_MEMORY, "1")] {
-        check(&[], &program, transport, &["3", "free", late]);
-    }
+    check_rank(&[], "free", ["0", "2", "1"]);
 }
 
 #[test]
 fn a_stopped_rank_is_named_by_the_others_and_all_go_on_after_it() {
-    if !is_there("gcc") {
-        return;
-    }
-    let program = compile("collnet", 12);
-    for (transport, stopped) in [("soft", "1"), ("socket", "2"), (SHARED_MEMORY, "1")] {
-        let mut command = command(&[], &program, transport, &["3", "stop", stopped]);
-        let output = command.env("INVAR_STALL_MS", "300").output().unwrap();
-        is_right(&output, &format!("rank {stopped} stopped over {transport}"));
-    }
+    check_rank(&["env", "INVAR_STALL_MS=300"], "stop", ["1", "2", "1"]);
 }
 
 #[test]

@@ -88,6 +88,12 @@ impl Rank {
         OnGpu { memory, mr }
     }
 
+    /// Ends a registration, which must succeed.
+    pub(super) fn deregister(&self, memory: &OnGpu) {
+        // SAFETY: Nobody registers the memory again.
+        assert_eq!(unsafe { (collnet.dereg_mr)(self.comm, memory.mr) }, Code::SUCCESS);
+    }
+
     /// Starts an all-reduce of `u32`, which must succeed.
     pub(super) fn sum(&self, from: &OnGpu, to: &OnGpu) -> *mut c_void {
         let (code, request) = self.start(from.all(), to.all());
@@ -196,25 +202,27 @@ pub(super) fn finish(requests: &[*mut c_void]) {
     let mut left = requests.to_vec();
     assert!(left.iter().all(|request| !request.is_null()));
     until("collectives", || {
-        left.retain(|request| {
-            let mut done = 0;
-            // SAFETY: The call gives room for the flag.
-            let code = unsafe { (collnet.test)(*request, &mut done, ptr::null_mut()) };
-            assert_eq!(code, Code::SUCCESS);
-            done == 0
-        });
+        left.retain(|request| !is_done(*request).unwrap());
         left.is_empty().then_some(())
     });
 }
 
 /// Tests a request until it is done, and returns its code.
 pub(super) fn outcome(request: *mut c_void) -> Code {
-    until("a collective", || {
-        let mut done = 0;
-        // SAFETY: The call gives room for the flag.
-        let code = unsafe { (collnet.test)(request, &mut done, ptr::null_mut()) };
-        (done == 1 || code != Code::SUCCESS).then_some(code)
+    until("a collective", || match is_done(request) {
+        Ok(is_done) => is_done.then_some(Code::SUCCESS),
+        Err(code) => Some(code),
     })
+}
+
+/// Tests a request once. Returns whether it is done.
+pub(super) fn is_done(request: *mut c_void) -> Result<bool, Code> {
+    let mut done = 0;
+    // SAFETY: The call gives room for the flag.
+    match unsafe { (collnet.test)(request, &mut done, ptr::null_mut()) } {
+        Code::SUCCESS => Ok(done == 1),
+        code => Err(code),
+    }
 }
 
 #[test]
@@ -366,8 +374,7 @@ fn gpu_memory_is_registered_by_its_dma_buf_and_needs_no_flush() {
             let by_dma_buf = OnGpu { memory: memory.memory.clone(), mr };
             finish(&[rank.sum(&by_dma_buf, &memory)]);
             assert_eq!(memory.values(), [2; 1000]);
-            // SAFETY: No collective uses the registration.
-            assert_eq!(unsafe { (collnet.dereg_mr)(rank.comm, mr) }, Code::SUCCESS);
+            rank.deregister(&by_dma_buf);
         });
     });
 }
@@ -432,10 +439,7 @@ fn a_comm_is_closed_while_copies_are_under_way() {
         ranks(|rank| {
             let memory = rank.alloc(&[1; 1000]);
             let request = rank.sum(&memory, &memory);
-            let mut done = 0;
-            // SAFETY: The call gives room for the flag.
-            let code = unsafe { (collnet.test)(request, &mut done, ptr::null_mut()) };
-            assert_eq!((code, done), (Code::SUCCESS, 0), "the input is still fetched");
+            assert_eq!(is_done(request), Ok(false), "the input is still fetched");
             met.wait();
         });
     });

@@ -7,7 +7,7 @@ use invar_testkit::fake_cuda::{calls, pinned};
 use nccl_net_invar::abi::PTR_CUDA;
 use nccl_net_invar::tables::ncclCollNetPlugin_v9 as collnet;
 
-use super::collnet_gpu::{NRANKS, Rank, fake, finish, outcome, ranks};
+use super::collnet_gpu::{NRANKS, Rank, fake, finish, is_done, outcome, ranks};
 use super::rig::*;
 
 /// The length in which the stand-in gives memory out.
@@ -96,8 +96,7 @@ fn memory_is_deregistered_only_after_its_copies() {
             let memory = rank.alloc(&[1; 1000]);
             let request = rank.sum(&memory, &memory);
             met.wait();
-            // SAFETY: Nobody registers the memory again.
-            assert_eq!(unsafe { (collnet.dereg_mr)(rank.comm, memory.mr) }, Code::SUCCESS);
+            rank.deregister(&memory);
             // A copy and its event take 20 queries each.
             assert!(calls("cuEventQuery") >= 40, "the input is still fetched");
             assert_eq!(outcome(request), Code::REMOTE_ERROR);
@@ -115,15 +114,13 @@ fn a_call_on_an_aborted_comm_leaves_its_copy_to_the_deregistration() {
                 let [first, second] = [0; 2].map(|_| rank.alloc(&[1; 1000]));
                 let request = rank.sum(&first, &first);
                 assert!(!request.is_null());
-                // SAFETY: Nobody registers the memory again.
-                assert_eq!(unsafe { (collnet.dereg_mr)(rank.comm, first.mr) }, Code::SUCCESS);
+                rank.deregister(&first);
                 let waits = calls("cuStreamSynchronize");
                 let (code, _) = rank.start(second.all(), second.all());
                 assert_eq!((code, calls("cuMemcpyDtoHAsync_v2")), (Code::REMOTE_ERROR, 2));
                 assert_eq!(calls("cuStreamSynchronize"), waits, "the call waits for no copy");
                 let asked = calls("cuEventQuery");
-                // SAFETY: Nobody registers the memory again.
-                assert_eq!(unsafe { (collnet.dereg_mr)(rank.comm, second.mr) }, Code::SUCCESS);
+                rank.deregister(&second);
                 // A copy and its event take 20 queries each. The call may have asked once.
                 assert!(calls("cuEventQuery") >= asked + 39, "the input is still fetched");
             }
@@ -144,14 +141,10 @@ fn a_registration_whose_output_is_being_stored_ends_without_harm_to_the_collecti
             assert_eq!(code, Code::SUCCESS);
             if rank.rank == 0 {
                 until("a store", || {
-                    let mut done = 0;
-                    // SAFETY: The call gives room for the flag.
-                    let code = unsafe { (collnet.test)(request, &mut done, ptr::null_mut()) };
-                    assert_eq!((code, done), (Code::SUCCESS, 0));
+                    assert_eq!(is_done(request), Ok(false));
                     (calls("cuMemcpyHtoDAsync_v2") == 1).then_some(())
                 });
-                // SAFETY: Nobody registers the memory again.
-                assert_eq!(unsafe { (collnet.dereg_mr)(rank.comm, memory.mr) }, Code::SUCCESS);
+                rank.deregister(&memory);
                 assert_eq!(memory.values(), [2; 1000]);
             }
             assert_eq!(outcome(request), Code::SUCCESS);

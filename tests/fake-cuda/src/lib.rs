@@ -52,8 +52,8 @@ const CAPTURE_UNSUPPORTED: Code = 900;
 
 /// The capture mode in which a thread may make any call: `CU_STREAM_CAPTURE_MODE_RELAXED`.
 const RELAXED: c_uint = 2;
-/// The functions that may wait for a GPU, which no other thread may call during a capture.
-const MAY_WAIT: [&str; 8] = [
+/// The functions that fail while the program captures a stream, unless the calling thread is in the relaxed mode.
+const UNSAFE_IN_CAPTURE: [&str; 8] = [
     "cuMemAlloc_v2",
     "cuMemFree_v2",
     "cuMemHostAlloc",
@@ -91,7 +91,7 @@ thread_local! {
 /// Begins every function: notes the call, checks `cuInit` and the capture mode, and locks the driver.
 fn driver(function: &str) -> Result<MutexGuard<'static, Driver>, Code> {
     SETTINGS.called(function)?;
-    if SETTINGS.captures && MAY_WAIT.contains(&function) && CAPTURE_MODE.get() != RELAXED {
+    if SETTINGS.captures && UNSAFE_IN_CAPTURE.contains(&function) && CAPTURE_MODE.get() != RELAXED {
         return Err(CAPTURE_UNSUPPORTED);
     }
     let driver = DRIVER.lock().unwrap();

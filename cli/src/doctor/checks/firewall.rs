@@ -90,14 +90,22 @@ fn all_ports(host: &Host) -> Vec<Ports> {
 
 fn dropped(host: &Host, rules: &Ruleset, hook: &str, of: &Ports) -> Option<Finding> {
     let Ports { protocol, id, subject, range, example, is_needed, costs } = of;
-    let packets = |ports| Packets { protocol, is_ipv6: is_ipv6_only(host), ports };
+    let is_ipv6 = is_ipv6_only(host);
+    let packets = |ports| Packets { protocol, is_ipv6, ports };
     let (at, dropping) = if range.is_any() {
         let dropping = rules.dropping(hook, &packets(picked(host)));
         ("every port that the system picks".to_owned(), dropping?)
     } else {
         let found = |port| Some((port, rules.dropping(hook, &packets(port..=port))?));
-        let all = range.ports().take(PORTS_MAX).filter_map(found);
-        let (port, dropping) = all.min_by_key(|(_, dropping)| !dropping.is_sure)?;
+        let mut unsure = None;
+        let sure = range.ports().take(PORTS_MAX).filter_map(found).find_map(|found| {
+            if found.1.is_sure {
+                return Some(found);
+            }
+            unsure.get_or_insert(found);
+            None
+        });
+        let (port, dropping) = sure.or(unsure)?;
         (format!("port {port}"), dropping)
     };
     let Dropping { chain, by, is_sure } = dropping;

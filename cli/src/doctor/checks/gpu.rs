@@ -8,11 +8,11 @@ use crate::doctor::pci;
 use crate::doctor::rdma::RdmaDevice;
 use crate::doctor::report::{Finding, Report, Severity};
 
-/// Drivers of RDMA cards that register DMA-BUFs, and the first kernel in which each does so.
+/// Drivers of RDMA cards that register DMA-BUFs, and the first kernel in which each does so, the oldest first.
 const DMABUF: [(&str, (u32, u32)); 4] =
     [("mlx5_core", (5, 12)), ("ice", (6, 3)), ("i40e", (6, 3)), ("bnxt_en", (6, 6))];
 /// No older kernel of kernel.org lets any driver register DMA-BUFs.
-const DMABUF_SINCE: (u32, u32) = (5, 12);
+const DMABUF_SINCE: (u32, u32) = DMABUF[0].1;
 
 const PEERMEM: &str =
     "modprobe nvidia-peermem   # needs MLNX_OFED, DOCA-OFED or a kernel with peer memory";
@@ -68,7 +68,7 @@ pub(super) fn check(host: &Host, report: &mut Report) {
     distances(host, &gpus, &devices, report);
 }
 
-/// Finds drivers that have neither of the two ways.
+/// Finds hosts with neither nvidia-peermem nor DMA-BUF.
 fn gpudirect(host: &Host, version: &str, devices: &[String], report: &mut Report) {
     if let Some(peermem) = Sysfs::new(host.sys.path("")).peermem() {
         return report.well(format!("{} {} is loaded", peermem.module, peermem.version));
@@ -83,7 +83,8 @@ fn gpudirect(host: &Host, version: &str, devices: &[String], report: &mut Report
         ("NVIDIA's closed kernel module exports no DMA-BUF".to_owned(), mend)
     } else if numbers(&kernel) < Some(DMABUF_SINCE) {
         let why = format!("Linux {kernel} lets no RDMA device register a DMA-BUF");
-        (why, format!("{PEERMEM}; or install Linux 5.12 or later"))
+        let (major, minor) = DMABUF_SINCE;
+        (why, format!("{PEERMEM}; or install Linux {major}.{minor} or later"))
     } else {
         return devices.iter().for_each(|device| dmabuf(host, device, &kernel, report));
     };
@@ -100,8 +101,7 @@ fn gpudirect(host: &Host, version: &str, devices: &[String], report: &mut Report
 /// Tells whether a device's driver registers DMA-BUFs. A distributor's kernel may have a newer driver than its
 /// number says.
 fn dmabuf(host: &Host, device: &str, kernel: &str, report: &mut Report) {
-    let driver = host.sys.link_name(&format!("class/infiniband/{device}/device/driver"));
-    let driver = driver.unwrap_or_default();
+    let driver = RdmaDevice::driver(host, device).unwrap_or_default();
     match DMABUF.iter().find(|(name, _)| driver.split('.').next() == Some(*name)) {
         Some((_, since)) if numbers(kernel) >= Some(*since) => report.well(format!(
             "{device}: NVIDIA's open kernel module exports DMA-BUFs, and the driver {driver} registers them"

@@ -60,7 +60,7 @@ fn left_out(host: &Host, devices: &[RdmaDevice], report: &mut Report) {
 }
 
 fn foreign(host: &Host, device: &RdmaDevice, port: &RdmaPort) -> Finding {
-    let driver = host.sys.link_name(&device.pci_file("driver"));
+    let driver = RdmaDevice::driver(host, &device.name);
     let without = format!("export NCCL_IB_HCA=^={}", device.name);
     let (what, costs, mend) = match (port.fabric, driver.as_deref()) {
         (Fabric::Iwarp, _) => (

@@ -153,7 +153,7 @@ fn files(host: &Host, devices: &[String], report: &mut Report) -> Vec<String> {
 }
 
 fn provider_missing(host: &Host, device: &str) -> Finding {
-    let driver = host.sys.link_name(&format!("class/infiniband/{device}/device/driver"));
+    let driver = RdmaDevice::driver(host, device);
     let of = driver.map_or(String::new(), |driver| format!(" of the driver {driver}"));
     Finding {
         severity: Severity::Bad,

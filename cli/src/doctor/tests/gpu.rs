@@ -25,7 +25,7 @@ fn a_kernel_that_lets_no_nic_reach_a_gpu() {
     );
     host.tree
         .file("proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550");
-    let mend = host.examine().finding("gpudirect-none").mend.clone();
+    let mend = host.mend("gpudirect-none");
     assert!(mend.starts_with("modprobe nvidia-peermem   # needs MLNX_OFED, "), "{mend}");
     assert!(mend.contains("NVIDIA's open kernel module"), "{mend}");
     host.tree.file("sys/kernel/mm/memory_peers/nvidia-peermem/version", "550");

@@ -28,7 +28,7 @@ fn an_interface_of_a_container_engine_that_is_chosen() {
     assert_eq!(report.finding("interface-virtual-too").mend, "export NCCL_SOCKET_IFNAME='=eth0'");
     host.set("NCCL_SOCKET_IFNAME", "=eth0");
     assert_eq!(host.findings(), [""; 0]);
-    // Who names it, wants it.
+    // A user who names an interface wants that interface.
     host.set("NCCL_SOCKET_IFNAME", "=virbr0");
     assert_eq!(host.findings(), ["note interface-virtual virbr0"]);
 }
@@ -59,7 +59,7 @@ fn a_tunnel_that_is_chosen_before_a_card() {
     let mut host = StandIn::plain();
     host.facts.interfaces.insert(1, interface("tailscale0", "100.64.0.7"));
     assert_eq!(host.findings(), ["warn interface-virtual tailscale0"]);
-    let what = host.examine().finding("interface-virtual").what.clone();
+    let what = host.what("interface-virtual");
     assert!(
         what.contains("an interface that leads into a tunnel: tailscale0 (100.64.0.7)"),
         "{what}"
@@ -115,7 +115,7 @@ fn small_buffers_matter_to_the_transport_that_needs_them() {
     let found =
         ["warn tcp-rmem-small net.ipv4.tcp_rmem", "warn somaxconn-small net.core.somaxconn"];
     assert_eq!(host.findings(), found);
-    let mend = &host.examine().finding("tcp-rmem-small").mend.clone();
+    let mend = &host.mend("tcp-rmem-small");
     assert!(mend.starts_with("sysctl -w net.ipv4.tcp_rmem='4096 131072 6291456'"), "{mend}");
 }
 
@@ -194,7 +194,7 @@ fn a_packet_filter_that_drops_ports_of_invar() {
     assert_eq!(host.findings(), ["note firewall-udp INVAR_SOFT_PORT"]);
     host.set("INVAR_TRANSPORT", "soft");
     assert_eq!(host.findings(), ["bad firewall-udp INVAR_SOFT_PORT"]);
-    let mend = host.examine().finding("firewall-udp").mend.clone();
+    let mend = host.mend("firewall-udp");
     let insert = "nft insert rule ip filter INPUT udp dport";
     assert!(mend.starts_with(&format!("export INVAR_SOFT_PORT=21000-21100; {insert} ")), "{mend}");
     // The second port of a range is dropped.
@@ -315,7 +315,7 @@ fn ufw_drops_ports_that_none_of_its_rules_let_pass() {
     host.facts.packet_filter = Ok(ufw(22));
     let found = ["bad firewall-tcp INVAR_PORT_RANGE", "note firewall-udp INVAR_SOFT_PORT"];
     assert_eq!(host.findings(), found);
-    let what = host.examine().finding("firewall-tcp").what.clone();
+    let what = host.what("firewall-tcp");
     let policy =
         "chain ip filter INPUT at the hook input drops TCP to port 20000: its policy is drop";
     assert!(what.contains(policy), "{what}");
@@ -329,7 +329,7 @@ fn a_filter_that_lets_only_some_addresses_pass_is_a_note() {
     host.facts.packet_filter = Ok(input_chain("drop", rule));
     let found = ["note firewall-udp INVAR_SOFT_PORT", "note firewall-tcp INVAR_PORT_RANGE"];
     assert_eq!(host.findings(), found);
-    let what = host.examine().finding("firewall-tcp").what.clone();
+    let what = host.what("firewall-tcp");
     assert!(what.contains(" at the hook input may drop TCP to every port "), "{what}");
     assert!(what.ends_with("; earlier rules may accept some of them"), "{what}");
 }

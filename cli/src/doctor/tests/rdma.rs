@@ -59,7 +59,7 @@ fn a_file_that_is_missing_or_refused() {
     host.port(1, "state", "1: DOWN");
     let one = "uverbs-file-missing /dev/infiniband/uverbs1";
     assert_eq!(host.findings(), [format!("bad {one}"), "warn port-down mlx5_1 port 1".to_owned()]);
-    let mend = host.examine().finding("uverbs-file-missing").mend.clone();
+    let mend = host.mend("uverbs-file-missing");
     assert!(mend.starts_with("for f in uverbs1; do mknod -m 666 /dev/infiniband/$f c "), "{mend}");
     // A container may have some devices of its host on purpose.
     host.tree.file(".dockerenv", "");
@@ -105,10 +105,10 @@ fn a_pod_is_judged_by_the_devices_whose_files_it_has() {
     host.facts.libibverbs = Libibverbs::Lists(vec!["mlx5_0".to_owned()]);
     assert_eq!(host.findings(), ["note uverbs-file-missing /dev/infiniband/uverbs1 and 1 more"]);
     host.facts.memlock = Some(64 << 10);
-    let mend = host.examine().finding("memlock-limit").mend.clone();
+    let mend = host.mend("memlock-limit");
     assert!(mend.starts_with("systemctl edit containerd "), "{mend}");
     host.set("SLURM_JOB_ID", "7");
-    let mend = host.examine().finding("memlock-limit").mend.clone();
+    let mend = host.mend("memlock-limit");
     assert!(mend.contains("PropagateResourceLimitsExcept=MEMLOCK in slurm.conf"), "{mend}");
 }
 
@@ -183,7 +183,7 @@ fn an_infiniband_port_that_is_switched_off_is_named_in_the_command() {
     host.port(1, "link_layer", "InfiniBand");
     host.port(1, "state", "1: DOWN");
     host.port(1, "phys_state", "3: Disabled");
-    let mend = host.examine().finding("port-down").mend.clone();
+    let mend = host.mend("port-down");
     assert_eq!(mend, "ibportstate -C mlx5_1 -P 1 -D 0 1 enable");
 }
 
@@ -262,7 +262,7 @@ fn path_mtus_below_what_the_network_allows() {
     host.facts.interfaces.iter_mut().for_each(|interface| interface.mtu = 1500);
     host.facts.path_mtus.insert(("mlx5_1".to_owned(), 1), 1024);
     assert_eq!(host.findings(), ["note mtu-small mlx5_0 port 1", "note mtu-small mlx5_1 port 1"]);
-    let mend = host.examine().finding("mtu-small").mend.clone();
+    let mend = host.mend("mtu-small");
     assert!(mend.starts_with("ip link set roce0 mtu 4200 "), "{mend}");
     assert!(mend.contains("nmcli connection modify CONNECTION 802-3-ethernet.mtu 4200"), "{mend}");
     host.facts.interfaces.iter_mut().for_each(|interface| interface.mtu = 300);
@@ -277,7 +277,7 @@ fn a_port_without_roce_v2() {
     }
     assert_eq!(host.findings(), ["bad gid-no-roce-v2 mlx5_0 port 1"]);
     // The kernel has made GIDs of the address, as its driver allows.
-    let mend = |host: &StandIn| host.examine().finding("gid-no-roce-v2").mend.clone();
+    let mend = |host: &StandIn| host.mend("gid-no-roce-v2");
     assert!(mend(&host).starts_with("export NCCL_IB_HCA=^=mlx5_0 "), "{}", mend(&host));
     for index in [1, 3] {
         host.port(1, &format!("gid_attrs/types/{index}"), "IB/RoCE v1");
@@ -376,7 +376,7 @@ fn strict_ordering_and_an_iommu_that_translates() {
     host.pci("iommu_group/type", "DMA-FQ");
     assert_eq!(host.findings(), ["note ordering-absent", "note iommu-translates mlx5_0"]);
     let parameter = if cfg!(target_arch = "aarch64") { "iommu.passthrough=1" } else { "iommu=pt" };
-    let mend = host.examine().finding("iommu-translates").mend.clone();
+    let mend = host.mend("iommu-translates");
     assert!(mend.starts_with(&format!("grubby --update-kernel=ALL --args={parameter} ")), "{mend}");
     host.set("NCCL_IB_PCI_RELAXED_ORDERING", "0");
     let found = "note ordering-strict NCCL_IB_PCI_RELAXED_ORDERING";

@@ -206,8 +206,8 @@ impl AckTimer {
 }
 
 /// Returns a time below `max_ns` that differs from one queue pair to the next and from one probe to the next.
-/// Without it, queue pairs whose packets were lost together would probe together each time, and a receiver
-/// with little room would drop the packets of the same ones each time.
+/// Without this time, queue pairs whose packets were lost together would probe together each time, and a receiver
+/// with little room would drop the packets of the same queue pairs each time.
 fn spread_ns(now: u64, qpn: u32, max_ns: u64) -> u64 {
     let mixed = (now ^ u64::from(qpn) << 40).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     ((mixed >> 32) * max_ns) >> 32

@@ -198,25 +198,26 @@ impl Coverage {
         self.met[fault as usize][state as usize]
     }
 
-    /// The states of a machine that some fault never met although it hits the machine, with these faults. Pairs
-    /// that cannot meet are left out.
+    /// The states that some fault never met although the fault hits their machine, with these faults. Pairs that
+    /// cannot meet are left out.
     pub fn never_met(
         &self,
         rows: &[FaultRow],
         apart: &[Apart],
-        machine: Machine,
-    ) -> Vec<(State, Vec<Fault>)> {
+    ) -> Vec<(Machine, State, Vec<Fault>)> {
         let can_meet = |fault: Fault, state: State| {
             !apart.iter().any(|(faults, states)| faults.contains(&fault) && states.contains(&state))
         };
-        let faults = |state: State| -> Vec<Fault> {
+        let faults = |machine: Machine, state: State| -> Vec<Fault> {
             let hit = rows.iter().filter(|(_, machines)| machines.contains(&machine));
             let is_missing =
                 |fault: &Fault| self.met(*fault, state) == 0 && can_meet(*fault, state);
             hit.map(|(fault, _)| *fault).filter(is_missing).collect()
         };
-        let states = machine.states().iter().map(|state| (*state, faults(*state)));
-        states.filter(|(_, faults)| !faults.is_empty()).collect()
+        let states = |machine: Machine| machine.states().iter().map(move |state| (machine, *state));
+        let all = Machine::ALL.into_iter().flat_map(states);
+        let all = all.map(|(machine, state)| (machine, state, faults(machine, state)));
+        all.filter(|(.., faults)| !faults.is_empty()).collect()
     }
 
     /// The counts as text: a table for each machine, and a list of the pairs that can meet and never met.
@@ -241,12 +242,10 @@ impl Coverage {
             }
         }
         let mut never = String::new();
-        for machine in Machine::ALL {
-            for (state, faults) in self.never_met(rows, apart, machine) {
-                let faults: Vec<&str> = faults.into_iter().map(Fault::name).collect();
-                let (machine, state) = (machine.name(), state.name());
-                let _ = writeln!(never, "  {machine} {state}: {}", faults.join(", "));
-            }
+        for (machine, state, faults) in self.never_met(rows, apart) {
+            let faults: Vec<&str> = faults.into_iter().map(Fault::name).collect();
+            let (machine, state) = (machine.name(), state.name());
+            let _ = writeln!(never, "  {machine} {state}: {}", faults.join(", "));
         }
         if never.is_empty() {
             text += "Each fault met each state that it can meet.\n";

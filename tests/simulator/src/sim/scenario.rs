@@ -83,8 +83,6 @@ pub(super) fn run_rails(seed: u64) -> Outcome {
 struct History<N: Nic> {
     random: Random,
     world: World,
-    /// The ports, by their number.
-    ports: usize,
     /// The ports of each NIC, one for each rail, and the NIC.
     nics: Vec<(Vec<usize>, N)>,
     comms: Vec<Comm<N>>,
@@ -126,7 +124,6 @@ impl<N: Nic + Clone> History<N> {
         let mut history = History {
             random,
             world,
-            ports,
             nics,
             comms,
             outcome,
@@ -203,7 +200,7 @@ impl<N: Nic + Clone> History<N> {
     }
 
     fn break_something(&mut self) {
-        let host = self.random.below(self.ports as u64) as usize;
+        let host = self.random.below(self.up_again_ns.len() as u64) as usize;
         match self.random.below(13) {
             // The port is down for less time than all retries take.
             0..=2 => {
@@ -379,7 +376,7 @@ impl<N: Nic + Clone> History<N> {
         self.pass(1_000_000_000);
 
         let mut outcome = self.outcome.end(&self.world);
-        for host in 0..self.ports {
+        for host in 0..self.up_again_ns.len() {
             assert!(self.world.has_nothing(host), "something is left on host {host}");
             let counters = self.world.device_counters(host);
             outcome.count(Event::DamageDetected, counters.icrc_bad + counters.tag_bad);

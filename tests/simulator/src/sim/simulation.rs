@@ -102,7 +102,7 @@ const APART_IN_COMMS: &[Apart] = &[
 const APART_IN_RANKS: &[Apart] = &[
     BEFORE_PACKETS,
     NOT_READY,
-    // A history has one such fault, and nothing fails or ends before it.
+    // A history has one such fault, and nothing fails or ends before the fault.
     (
         &[Fault::QpBroken],
         &[
@@ -112,6 +112,7 @@ const APART_IN_RANKS: &[Apart] = &[
             State::ResponderDestroyed,
         ],
     ),
+    // No rank fails before the one fault that hits ranks.
     (&Fault::ALL, &[State::RankFailing, State::RankFailed]),
 ];
 
