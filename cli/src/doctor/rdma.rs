@@ -111,6 +111,25 @@ impl RdmaDevice {
         devices
     }
 
+    /// The command after which Invar and NCCL use the devices `names` no more. It keeps what `NCCL_IB_HCA` says of
+    /// other devices.
+    pub(crate) fn leave_out(host: &Host, names: &[&str]) -> String {
+        let out = names.join(",");
+        let list = match host.var("NCCL_IB_HCA") {
+            Some(list) if list.starts_with('^') => format!("{list},{out}"),
+            Some(_) => {
+                let mut used = RdmaDevice::names_used(host);
+                used.retain(|name| !names.contains(&name.as_str()));
+                if used.is_empty() {
+                    return "export NCCL_IB_DISABLE=1".to_owned();
+                }
+                format!("={}", used.join(","))
+            }
+            None => format!("^={out}"),
+        };
+        format!("export NCCL_IB_HCA={list}")
+    }
+
     fn read(host: &Host, name: String) -> RdmaDevice {
         let numbers = host.sys.names(&format!("class/infiniband/{name}/ports"));
         let numbers = numbers.iter().filter_map(|number| number.parse().ok());

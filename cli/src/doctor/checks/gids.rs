@@ -107,14 +107,10 @@ fn check_port(
         let what = "none of its GIDs is of RoCE v2".to_owned();
         let costs = "RoCE v1 is not routed, and peers with RoCE v2 do not answer (error 12)";
         let mend = if lacks_v2(port) {
-            let names = without_v2.join(",");
-            let leave_out = match host.var("NCCL_IB_HCA") {
-                Some(_) => format!("leave {names} out of NCCL_IB_HCA"),
-                None => format!("export NCCL_IB_HCA=^={names}"),
-            };
             format!(
-                "{leave_out}   # the driver makes no GID of RoCE v2 of the addresses: update driver and \
-                 firmware, or replace the card"
+                "{}   # the driver makes no GID of RoCE v2 of the addresses: update driver and \
+                 firmware, or replace the card",
+                RdmaDevice::leave_out(host, without_v2)
             )
         } else {
             format!("{add}   # the kernel makes a GID of each address")

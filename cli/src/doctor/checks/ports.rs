@@ -61,7 +61,7 @@ fn left_out(host: &Host, devices: &[RdmaDevice], report: &mut Report) {
 
 fn foreign(host: &Host, device: &RdmaDevice, port: &RdmaPort) -> Finding {
     let driver = RdmaDevice::driver(host, &device.name);
-    let without = format!("export NCCL_IB_HCA=^={}", device.name);
+    let without = RdmaDevice::leave_out(host, &[&device.name]);
     let (what, costs, mend) = match (port.fabric, driver.as_deref()) {
         (Fabric::Iwarp, _) => (
             "it speaks iWARP, neither InfiniBand nor RoCE",

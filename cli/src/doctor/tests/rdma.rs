@@ -278,7 +278,12 @@ fn a_port_without_roce_v2() {
     assert_eq!(host.findings(), ["bad gid-no-roce-v2 mlx5_0 port 1"]);
     // The kernel has made GIDs of the address, as its driver allows.
     let mend = |host: &StandIn| host.mend("gid-no-roce-v2");
-    assert!(mend(&host).starts_with("export NCCL_IB_HCA=^=mlx5_0 "), "{}", mend(&host));
+    let lists = [("^mlx4", "^mlx4,mlx5_0"), ("mlx5", "=mlx5_1"), ("", "^=mlx5_0")];
+    for (list, then) in lists {
+        host.set("NCCL_IB_HCA", list);
+        let mend = mend(&host);
+        assert!(mend.starts_with(&format!("export NCCL_IB_HCA={then} ")), "{list}: {mend}");
+    }
     for index in [1, 3] {
         host.port(1, &format!("gid_attrs/types/{index}"), "IB/RoCE v1");
     }
@@ -286,7 +291,7 @@ fn a_port_without_roce_v2() {
     assert_eq!(host.findings(), both);
     assert!(mend(&host).starts_with("export NCCL_IB_HCA=^=mlx5_0,mlx5_1 "), "{}", mend(&host));
     host.set("NCCL_IB_HCA", "mlx5");
-    assert!(mend(&host).starts_with("leave mlx5_0,mlx5_1 out of NCCL_IB_HCA "), "{}", mend(&host));
+    assert!(mend(&host).starts_with("export NCCL_IB_DISABLE=1 "), "{}", mend(&host));
     for index in [2, 3] {
         host.gid(0, index, &["0000"; 8].join(":"), "IB/RoCE v1");
     }
