@@ -28,6 +28,7 @@ mod row_keys;
 mod send;
 mod send_buf;
 mod sizes;
+mod turns;
 mod work;
 
 pub use closing::Closing;

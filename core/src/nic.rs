@@ -295,6 +295,15 @@ pub trait Nic {
     }
     /// Takes up to `wcs.len()` completions, oldest first, and returns their number (`ibv_poll_cq`).
     fn poll(&self, cq: &Self::Cq, wcs: &mut [Wc]) -> Result<u32, PollError>;
+    /// Takes completions as [`Nic::poll`] does, but only those of a rail. A NIC with several rails may have a
+    /// queue on each, and a caller that awaits nothing of the others saves their polls.
+    ///
+    /// # Errors
+    /// The errors are those of [`Nic::poll`].
+    #[inline(always)]
+    fn poll_rail(&self, _rail: usize, cq: &Self::Cq, wcs: &mut [Wc]) -> Result<u32, PollError> {
+        self.poll(cq, wcs)
+    }
     /// Destroys a queue pair whose last completions have come (`ibv_destroy_qp`). The call does not wait: the queue
     /// pair may end a little later.
     fn retire(&self, _qp: Self::Qp) {}

@@ -322,21 +322,31 @@ impl<N: Nic> Nic for Rails<N> {
     /// Polls all rails. A rail that cannot be polled is [noted](Nic::check), and the others go on.
     fn poll(&self, cq: &RailsCq<N>, wcs: &mut [Wc]) -> Result<u32, PollError> {
         let mut polled = 0;
-        for (rail, (nic, own)) in self.0.nics.iter().zip(&cq.cqs).enumerate() {
+        for rail in 0..cq.cqs.len() {
             let Some(room @ [_, ..]) = wcs.get_mut(polled..) else { break };
-            match nic.poll(own, room) {
-                Ok(0) => {}
-                Ok(new) => {
-                    for wc in room.iter_mut().take(new as usize) {
-                        wc.qp_num = on_rail(rail, wc.qp_num);
-                    }
-                    polled += new as usize;
-                }
-                Err(error) if cq.is_last(rail) && polled == 0 => return Err(error),
+            match self.poll_rail(rail, cq, room) {
+                Ok(new) => polled += new as usize,
+                Err(error) if polled == 0 => return Err(error),
                 Err(_) => {}
             }
         }
         Ok(polled as u32)
+    }
+
+    /// Polls a rail. If it cannot be polled, this is an error only once no other rail can.
+    #[inline]
+    fn poll_rail(&self, rail: usize, cq: &RailsCq<N>, wcs: &mut [Wc]) -> Result<u32, PollError> {
+        let Some(own) = cq.cqs.get(rail) else { return Ok(0) };
+        match self.nic(rail).poll(own, wcs) {
+            Ok(new) => {
+                for wc in wcs.iter_mut().take(new as usize) {
+                    wc.qp_num = on_rail(rail, wc.qp_num);
+                }
+                Ok(new)
+            }
+            Err(error) if cq.is_last(rail) => Err(error),
+            Err(_) => Ok(0),
+        }
     }
 
     fn arm(&self, cq: &RailsCq<N>, writes: bool, ready: &mut dyn FnMut(c_int)) -> bool {

@@ -61,7 +61,7 @@ pub(super) enum Settled {
 pub(super) struct Base<N: Nic, S, R, T, const REQS: usize> {
     /// This field comes first, so that the address of a request needs no addition.
     pub(super) reqs: RequestRing<T, REQS>,
-    wcs: [Wc; POLL_BATCH],
+    pub(super) wcs: [Wc; POLL_BATCH],
     pub(super) gate: Gate,
     /// The gate that a recovery restores.
     pub(super) resume: Gate,
@@ -217,7 +217,7 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
     /// Fails the comm because its completion queue cannot be polled.
     #[cold]
     #[inline(never)]
-    fn poll_failed(&mut self, error: PollError) {
+    pub(super) fn poll_failed(&mut self, error: PollError) {
         self.nic_failed(error.into());
     }
 
@@ -273,7 +273,8 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
     /// Books any other completions; then the request may be done too.
     #[inline(always)]
     fn poll_for(&mut self, request: &Request) -> Fast<u32> {
-        let polled = match self.verbs.nic.poll(&self.verbs.cq, &mut self.wcs) {
+        let polled = match self.poll_turn() {
+            Ok(0) if N::RAILS_MAX > 1 && self.rails.is_spread => return self.poll_other_turns(),
             Ok(0) => return Fast::Pending,
             Ok(polled) => polled,
             Err(error) => {
@@ -294,7 +295,7 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
     }
 
     #[inline(never)]
-    fn book_polled(&mut self, polled: u32) {
+    pub(super) fn book_polled(&mut self, polled: u32) {
         self.book(polled);
     }
 
@@ -314,7 +315,7 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         }
     }
 
-    /// Takes the completions that have arrived and books them; returns whether there was any.
+    /// Takes the completions that have arrived on any rail and books them; returns whether there was any.
     #[inline(never)]
     pub(super) fn poll(&mut self) -> bool {
         match self.verbs.nic.poll(&self.verbs.cq, &mut self.wcs) {

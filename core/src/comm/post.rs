@@ -15,8 +15,9 @@ use crate::nic::{Link, Listed, Memory, Nic, NicError, NumSge, SendFlags, SendOpc
 /// Rows of one buffer of at most this length take one queue pair, if the connection has several rails.
 pub(super) const SMALL_BYTES_MAX: u32 = 4096;
 
-/// The index of the only queue pair of a row, if the row takes just one: on a connection of several rails,
-/// small rows take the queue pairs in turn. Both ends decide so, by the row's first slot.
+/// The index of the only queue pair of a row, if the row takes just one. On a connection of several rails, small
+/// rows take the queue pairs in turn. If one queue pair carries all data, every row takes this one. Both ends
+/// decide so, by the row's first slot.
 #[inline(always)]
 pub(super) fn only_qp<N: Nic>(
     verbs: &Verbs<N>,
@@ -24,10 +25,14 @@ pub(super) fn only_qp<N: Nic>(
     nreqs: usize,
     size: u32,
 ) -> Option<usize> {
-    if N::RAILS_MAX == 1 || verbs.rails.count == 1 || nreqs != 1 || size > SMALL_BYTES_MAX {
+    if N::RAILS_MAX == 1 || verbs.rails.count == 1 {
         return None;
     }
-    Some((row % u64::from(verbs.qp_count())) as usize)
+    match verbs.rails.data_others as u64 {
+        0 => Some(0),
+        _ if nreqs != 1 || size > SMALL_BYTES_MAX => None,
+        others => Some((row % (1 + others)) as usize),
+    }
 }
 
 /// The number of queue pairs of a row.
@@ -39,7 +44,7 @@ pub(super) fn qps_of<N: Nic>(verbs: &Verbs<N>, only: Option<usize>) -> u32 {
 /// The key for the rail of a queue pair of buffer `r` of a row of `nreqs` buffers. `first` is the key in the
 /// buffer's slot.
 #[inline(always)]
-pub(super) fn rkey_for<N: Nic>(
+fn rkey_for<N: Nic>(
     verbs: &Verbs<N>,
     qp: &N::Qp,
     row: u8,
@@ -83,12 +88,23 @@ pub(super) fn next_split<N: Nic>(
     split.next_part_of(share.div_ceil(all).next_multiple_of(u64::from(QP_SPLIT_ALIGN)))
 }
 
+/// Returns the size in bytes of the largest message that fits whole into one work request.
+fn whole_bytes_max<N: Nic>(verbs: &Verbs<N>) -> u64 {
+    let first_bytes_max = match verbs.qp_count() {
+        1 => u32::MAX,
+        // One queue pair takes a small row.
+        _ if N::RAILS_MAX > 1 && verbs.rails.count > 1 => SMALL_BYTES_MAX,
+        _ => QP_SPLIT_ALIGN,
+    };
+    verbs.settings.ar_threshold_bytes.min(first_bytes_max).min(LEN_MAX).into()
+}
+
 /// The destination of a comm's messages.
 pub(super) struct SendTarget {
     pub(super) qps: u32,
     /// Size in bytes of the largest message that is a single work request on each queue pair.
     ar_threshold_bytes: u32,
-    /// Size in bytes of the largest message that fits whole into the work request of the first queue
+    /// Size in bytes of the largest message that fits whole into the work request of its first queue
     /// pair.
     pub(super) whole_bytes_max: u64,
     /// Address and key of the memory where the receiver takes the sizes of a group.
@@ -99,22 +115,18 @@ pub(super) struct SendTarget {
 
 impl SendTarget {
     pub(super) fn new<N: Nic>(verbs: &Verbs<N>, sizes: Option<(u64, u32)>) -> Self {
-        let qps = u32::from(verbs.qp_count());
-        let ar_threshold_bytes = verbs.settings.ar_threshold_bytes;
-        let first_bytes_max = match qps {
-            // One queue pair takes a small row.
-            _ if N::RAILS_MAX > 1 && verbs.rails.count > 1 => SMALL_BYTES_MAX,
-            1 => u32::MAX,
-            _ => QP_SPLIT_ALIGN,
-        };
-        let whole_bytes_max = ar_threshold_bytes.min(first_bytes_max).min(LEN_MAX).into();
-        let sizes_offset = sizes_offset(verbs.settings.depth().into());
-        SendTarget { qps, ar_threshold_bytes, whole_bytes_max, sizes, sizes_offset }
+        SendTarget {
+            qps: verbs.qp_count().into(),
+            ar_threshold_bytes: verbs.settings.ar_threshold_bytes,
+            whole_bytes_max: whole_bytes_max(verbs),
+            sizes,
+            sizes_offset: sizes_offset(verbs.settings.depth().into()),
+        }
     }
 
     /// Takes the peer's key for the sizes, and the number of queue pairs, of a new attempt on several rails.
     pub(super) fn move_to<N: Nic>(&mut self, verbs: &Verbs<N>, rkey: u32) {
-        self.qps = verbs.qp_count().into();
+        (self.qps, self.whole_bytes_max) = (verbs.qp_count().into(), whole_bytes_max(verbs));
         self.sizes = self.sizes.map(|(addr, _)| (addr, rkey));
     }
 

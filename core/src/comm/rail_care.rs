@@ -257,7 +257,8 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         rails.failed = rails.failed.or(rails.in_use.without(in_use).without(trusted));
         rails.put_off(now_ns);
         rails.unresolved = rails.unresolved.without(both);
-        (rails.started, rails.in_use) = (both, in_use);
+        rails.started = both;
+        rails.carry_over(in_use);
         (rails.asked, rails.heard) = (RailSet::NONE, RailSet::NONE);
         (rails.stale, rails.shunned) = (RailSet::NONE, RailSet::NONE);
         rails.trusted = in_use.or(trusted);

@@ -80,6 +80,10 @@ impl Backlog {
     pub(super) fn finish(&mut self, token: u32, rail: usize) {
         let rail = rail % RAILS_MAX;
         let shares = &mut self.rows[token as usize / RECVS_MAX % ROWS];
+        // A small row is not divided.
+        if shares.parts[rail] == 0 {
+            return;
+        }
         let left = &mut self.left[rail];
         *left = left.saturating_sub(shares.bytes_of(rail));
         shares.parts[rail] = 0;

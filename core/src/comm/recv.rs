@@ -25,7 +25,7 @@ use super::sizes::{Sizes, sizes_offset};
 use super::{Flush, FlushBuf, Request};
 use crate::conn::{Parts, RAILS_MAX, Stream, Verbs, Wire, is_ready};
 use crate::error::Error;
-use crate::fifo::{LEN_MAX, RECVS_MAX, ROW_BYTES, Row, SLOT_BYTES};
+use crate::fifo::{LEN_MAX, RECVS_MAX, ROW_BYTES, Row};
 use crate::nic::{Memory, Nic, NumSge, RecvWr, SendFlags, SendList, SendWr, Sge};
 use crate::request::{ROWS, RequestRing};
 use crate::stall::Role;
@@ -71,6 +71,7 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         let flags = if settings.use_inline { SendFlags::INLINE } else { SendFlags::empty() };
         let events = u32::from(parts.verbs.qp_count());
         let (shadow_addr, lkey) = (parts.verbs.control_addr(), parts.verbs.control_lkey());
+        let length = parts.verbs.row_bytes(1);
         let fifo = parts.peer.as_ref().map(|peer| (peer.info.fifo_addr, peer.info.fifo_rkey));
         let (fifo_addr, rkey) = fifo.unwrap_or_default();
         let receiving = |row| {
@@ -80,7 +81,7 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
                 wr_id: row as u64,
                 remote_addr: fifo_addr.wrapping_add(offset),
                 rkey,
-                sge: Sge { addr, length: SLOT_BYTES as u32, lkey },
+                sge: Sge { addr, length, lkey },
                 num_sge: NumSge::One,
                 flags,
                 ..SendWr::default()
@@ -358,7 +359,7 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
             // A row of several slots may be longer than the NIC can send inline.
             slots.set_flags(0, slots.wrs()[0].flags - SendFlags::INLINE);
         }
-        set_slots(slots, wr_id, nreqs);
+        set_slots(slots, wr_id, verbs.row_bytes(nreqs));
         self.recv_wr.wr_id = wr_id;
         entry.arm(request.raw(), events);
         Some(request)

@@ -19,6 +19,7 @@ use static_assertions::const_assert;
 use super::sizes::SIZES_ROW_BYTES;
 use crate::conn::RAILS_MAX;
 use crate::fifo::{DEPTH_MAX, FIFO_BYTES_MAX, RECVS_MAX, ROW_BYTES, SLOT_BYTES};
+use crate::mutant::{Mutant, is_planted};
 
 /// The keys of a buffer on all rails.
 pub(super) type RailKeys = [u32; RAILS_MAX];
@@ -85,7 +86,7 @@ impl<'a> SlotKeys<'a> {
     #[inline(always)]
     pub(super) fn are_there(&self, idx: u64) -> bool {
         let last = u64::from_le(self.0[WORDS - 1].load(Ordering::Acquire));
-        last >> 32 == u64::from(idx as u32)
+        is_planted(Mutant::UseOldKeys) || last >> 32 == u64::from(idx as u32)
     }
 
     /// The key of a rail. `first` is the key in the slot.

@@ -13,7 +13,7 @@ use super::Request;
 use super::base::{Base, Failed, Gate, Settled};
 use super::fast::Fast;
 use super::group::Group;
-use super::post::{SendTarget, only_qp, post_single, qps_of, rkey_for, with_imm};
+use super::post::{SendTarget, only_qp, post_single, qps_of, with_imm};
 use super::route::{Sending, Sent};
 use super::row_keys::SlotKeys;
 use super::send_buf::SendBuf;
@@ -21,7 +21,6 @@ use crate::conn::stage::Stage;
 use crate::conn::{Parts, Stream, start_with_acceptor};
 use crate::error::Error;
 use crate::fifo::{LEN_MAX, RECVS_MAX, Room, Row, SlotWords};
-use crate::mutant::{Mutant, is_planted};
 use crate::nic::{Memory, Nic, NumSge, Refused, SendList, SendWr, Sge};
 use crate::request::{MESSAGES, RequestRing};
 use crate::stall::Role;
@@ -200,16 +199,18 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         if !is_whole || !room.holds(buf.len) || room.addr == 0 || room.rkey == 0 {
             return Fast::Slow;
         }
-        let only = only_qp(&self.base.verbs, self.idx - 1, 1, room.size as u32);
-        if self.base.has_rails() && (only.is_none() || !self.has_keys(1)) {
-            return Fast::Slow;
+        let verbs = &self.base.verbs;
+        let only = only_qp(verbs, self.idx - 1, 1, room.size as u32);
+        let qp = only.map_or(&verbs.qp, |only| verbs.data_qp(only));
+        let mut rkey = room.rkey;
+        if self.base.has_rails() {
+            let key = only.and_then(|_| self.key_on(verbs.nic.rail_of(qp), rkey));
+            let Some(key) = key else { return Fast::Slow };
+            rkey = key;
         }
         let Some((request, entry)) = self.base.reqs.next_free() else { return Fast::Slow };
         entry.value = Sending(*buf);
         entry.arm(request.raw(), if only.is_some() { 1 } else { self.target.qps });
-        let verbs = &self.base.verbs;
-        let qp = only.map_or(&verbs.qp, |only| verbs.data_qp(only));
-        let rkey = rkey_for(verbs, qp, self.row, (1, 0), room.rkey);
         let lkey = verbs.lkey_for(qp, buf.lkey);
         let mut wr = self.wr.wr(0);
         wr.set_id(request.raw().into());
@@ -299,13 +300,19 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
     /// Whether the keys of the row at the head have arrived, for all rails.
     #[inline(always)]
     fn has_keys(&self, nreqs: usize) -> bool {
-        if is_planted(Mutant::UseOldKeys) {
-            return true;
-        }
         let words = self.base.verbs.control.words();
         let mut slots = 0..nreqs.min(RECVS_MAX);
         let keys = |r| SlotKeys::of(words, self.row.into(), nreqs, r);
         slots.all(|r| keys(r).is_some_and(|keys| keys.are_there(self.idx)))
+    }
+
+    /// The key on a rail of the buffer of the row at the head. The row has one slot, whose own key is `first`.
+    /// Returns `None` if the row's keys have not arrived.
+    #[inline(always)]
+    fn key_on(&self, rail: usize, first: u32) -> Option<u32> {
+        let words = self.base.verbs.control.words();
+        let keys = SlotKeys::of(words, self.row.into(), 1, 0)?;
+        keys.are_there(self.idx).then(|| keys.key(rail, first))
     }
 
     /// Posts the message of its own that is laid out, and takes its row: all of it on the first

@@ -64,6 +64,15 @@ impl RailSet {
         self.0.count_ones() as usize
     }
 
+    /// The rail of the set that follows a rail, in turn.
+    #[inline(always)]
+    pub(crate) const fn after(self, rail: usize) -> usize {
+        // The set twice, since the first rail follows the last one.
+        let twice = self.0 as u32 | (self.0 as u32) << RAILS_MAX;
+        let next = rail % RAILS_MAX + 1;
+        (next + (twice >> next).trailing_zeros() as usize) % RAILS_MAX
+    }
+
     /// The rails, in order.
     pub(crate) fn iter(self) -> impl Iterator<Item = usize> {
         (0..RAILS_MAX).filter(move |rail| self.has(*rail))
@@ -83,5 +92,20 @@ impl fmt::Display for RailSet {
 impl FromIterator<usize> for RailSet {
     fn from_iter<I: IntoIterator<Item = usize>>(rails: I) -> Self {
         rails.into_iter().fold(RailSet::NONE, |set, rail| set.or(RailSet::one(rail)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_rail_of_a_set_has_its_turn() {
+        for set in (1..=u8::MAX).map(RailSet) {
+            for rail in 0..RAILS_MAX {
+                let later = set.iter().find(|other| *other > rail);
+                assert_eq!(Some(set.after(rail)), later.or(set.iter().next()), "{set} {rail}");
+            }
+        }
     }
 }

@@ -20,6 +20,8 @@ pub(crate) struct Plan {
     pub(crate) caps: RefCell<Vec<QpCap>>,
     /// Fake completions, which polls return before the real ones.
     pub(crate) made_up: RefCell<Vec<Wc>>,
+    /// The number of polls.
+    pub(crate) polls: Cell<usize>,
     /// Whether polls hold the real completions back.
     pub(crate) holding: Cell<bool>,
     /// The verb that fails.
@@ -157,6 +159,7 @@ impl Nic for Meddler {
     }
 
     fn poll(&self, cq: &NullCq, wcs: &mut [Wc]) -> Result<u32, PollError> {
+        self.plan.polls.update(|polls| polls + 1);
         if self.plan.failing.get() == Some(Verb::PollCq) {
             return Err(PollError { errno: 75 });
         }

@@ -93,14 +93,18 @@ impl<N: Nic<Memory = HostMemory> + Clone> Line<N> {
         }
     }
 
+    /// The receive and the send of a message.
+    fn message(&self, number: usize) -> (RecvBuf, SendBuf) {
+        let (place, len) = (number * BYTES, BYTES as u32);
+        let room = RecvBuf { addr: self.to.addr(place), len, tag: 0, rkey: self.to.rkey() };
+        (room, SendBuf { addr: self.from.addr(place), len, lkey: self.from.lkey() })
+    }
+
     /// Sends a message and receives it.
     fn exchange(&mut self, number: usize) {
         let place = number * BYTES;
         self.from.write(place, &[number as u8 + 1; BYTES]);
-        let room =
-            RecvBuf { addr: self.to.addr(place), len: BYTES as u32, tag: 0, rkey: self.to.rkey() };
-        let message =
-            SendBuf { addr: self.from.addr(place), len: BYTES as u32, lkey: self.from.lkey() };
+        let (room, message) = self.message(number);
         let (mut sent, mut received) = (None, None);
         for _ in 0..2_000 {
             received = received.or_else(|| self.duo.recv.irecv(&[room]).expect("irecv"));
@@ -168,6 +172,49 @@ fn a_standby_rail_carries_data_only_while_the_other_rail_does_not_work() {
         }
         let attempts = line.duo.send.attempts();
         assert!(attempts < 100, "{active:?} {end}: {attempts} attempts");
+    }
+}
+
+#[test]
+fn a_test_polls_only_the_rail_that_carries_data_and_every_look_polls_the_standby_too() {
+    let mut line = Line::new([1; 2]);
+    let (room, _) = line.message(0);
+    let request = line.duo.recv.irecv(&[room]).expect("irecv").expect("a request");
+    // The first test also takes the completions of questions and slots.
+    assert_eq!(line.duo.recv.test(&request).expect("a test"), None);
+    let polls = |line: &Line| [0, 1].map(|rail| line.ends[1].nics()[rail].plan.polls.take());
+    polls(&line);
+    for _ in 0..10 {
+        assert_eq!(line.duo.recv.test(&request).expect("a test"), None);
+    }
+    assert_eq!(polls(&line), [10, 0]);
+    line.duo.recv.arm(&mut |_| {});
+    assert!(!polls(&line).contains(&0), "the answers of the standby would end each sleep");
+    line.pass(1);
+    assert!(!polls(&line).contains(&0), "errors of the standby would be noticed late");
+}
+
+#[test]
+fn a_test_polls_one_of_two_rails_if_the_message_is_there_and_both_if_nothing_is() {
+    let mut line = Line::new([2; 2]);
+    let polls = |line: &Line| {
+        let of = |nic: &Meddler| nic.plan.polls.take();
+        line.ends.each_ref().map(|end| end.nics().iter().map(of).sum::<usize>())
+    };
+    for number in 0..20 {
+        let (room, message) = line.message(number);
+        let received = line.duo.recv.irecv(&[room]).expect("irecv").expect("a request");
+        assert_eq!(line.duo.recv.test(&received).expect("a test"), None);
+        polls(&line);
+        assert_eq!(line.duo.recv.test(&received).expect("a test"), None);
+        assert_eq!(polls(&line), [0, 2], "message {number}");
+        let sent = line.duo.send.isend(&message, 0).expect("isend").expect("a request");
+        assert!(line.duo.send.test(&sent).expect("a test").is_some());
+        assert!(line.duo.recv.test(&received).expect("a test").is_some());
+        // The first tests also take the answers to questions. Then the turns of the queues are those of the rows.
+        if number >= 4 {
+            assert_eq!(polls(&line), [1; 2], "message {number}");
+        }
     }
 }
 
@@ -315,8 +362,7 @@ fn the_error_that_ends_a_connection_names_rails_that_did_not_answer() {
     for nic in line.ends.iter().flat_map(Rails::nics) {
         nic.plan.holding.set(true);
     }
-    let room = RecvBuf { addr: line.to.addr(0), len: 64, tag: 0, rkey: line.to.rkey() };
-    let message = SendBuf { addr: line.from.addr(0), len: 64, lkey: line.from.lkey() };
+    let (room, message) = line.message(0);
     let _received = line.duo.recv.irecv(&[room]).expect("irecv").expect("a request");
     let _sent = line.duo.send.isend(&message, 0).expect("isend").expect("a request");
     let error = outlast_recovery(&mut line);

@@ -17,12 +17,13 @@ const fn message(name: &'static str, iterations: u64, bar: Option<u64>, nccl: Op
     Case { name, program: "bench_protocol", argument: name, iterations, bar, nccl }
 }
 
-pub(super) const CASES: [Case; 15] = [
+pub(super) const CASES: [Case; 16] = [
     message("msg8-w1", 4096, Some(260), Some(624)),
     message("msg8-w32", 4096, Some(290), Some(785)),
     message("msg8-q2", 4096, None, None),
     message("msg8-q4", 4096, Some(620), Some(1063)),
-    message("msg8-rails2", 4096, None, None),
+    message("msg8-rails2", 4096, Some(512), None),
+    message("msg8-standby", 4096, None, None),
     message("group8-w1", 1024, Some(1600), Some(3271)),
     message("idle-test", 16384, Some(25), Some(33)),
     message("idle-isend", 16384, None, Some(40)),

@@ -2,7 +2,7 @@
 
 use core::hint::cold_path;
 
-use crate::fifo::{FifoSlot, LEN_MAX, SLOT_BYTES};
+use crate::fifo::{FifoSlot, LEN_MAX};
 use crate::nic::{SendList, SendWr, Sge};
 
 /// Memory to receive into.
@@ -42,11 +42,11 @@ pub(super) fn slot(buf: &RecvBuf, nreqs: u32, idx: u64) -> FifoSlot {
     FifoSlot { addr, size: len as i32, rkey, nreqs, tag, idx }
 }
 
-/// Makes the write of a row write `nreqs` slots, with this `wr_id`.
+/// Makes the write of a row write this number of bytes, with this `wr_id`.
 #[inline(always)]
-pub(super) fn set_slots(slots: &mut SendList<1>, wr_id: u64, nreqs: usize) {
+pub(super) fn set_slots(slots: &mut SendList<1>, wr_id: u64, length: u32) {
     let [SendWr { sge, .. }] = *slots.wrs();
     let mut wr = slots.wr(0);
     wr.set_id(wr_id);
-    wr.set_sge(Sge { length: (nreqs * SLOT_BYTES) as u32, ..sge });
+    wr.set_sge(Sge { length, ..sge });
 }

@@ -39,8 +39,6 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
     pub(super) fn post_on_one_rail(&mut self, only: usize) {
         let Self { base: Base { verbs, reqs, refusal, .. }, recv_wr, .. } = self;
         let slots = &mut reqs.at(reqs.next().raw()).value.slots;
-        let [SendWr { sge, .. }] = *slots.wrs();
-        slots.wr(0).set_sge(Sge { length: ONE_SLOT_BYTES, ..sge });
         let received = verbs.nic.post_empty_recv(verbs.data_qp(only), recv_wr, refusal);
         let written = received.map(|()| verbs.nic.post_list(&verbs.qp, slots, 0, refusal));
         if !matches!(written, Ok(Ok(()))) && self.refused_on_rail(only, written).is_err() {
@@ -102,19 +100,15 @@ pub(super) fn awaited_on_rails(row: usize, qps: u32) -> u32 {
     qps + u32::from(row == 0)
 }
 
-/// Bytes of a slot and its keys, in a row of one slot.
-const ONE_SLOT_BYTES: u32 = (SLOT_BYTES + KEYS_BYTES) as u32;
-
 /// Writes the slots and the keys of a row.
 pub(super) fn post_row_of_rails<N: Nic>(
     verbs: &Verbs<N>,
     slots: &SendList<1>,
     row: usize,
 ) -> Result<(), NicError> {
-    let [mut slots] = *slots.wrs();
+    let [slots] = *slots.wrs();
     let nreqs = 1 + (slots.wr_id >> 32) as usize;
     if nreqs == 1 {
-        slots.sge.length = ONE_SLOT_BYTES;
         return verbs.nic.post_send(&verbs.qp, &[slots]);
     }
     let fifo_addr = slots.remote_addr.wrapping_sub((row * ROW_BYTES) as u64);
@@ -133,6 +127,14 @@ pub(super) fn post_row_of_rails<N: Nic>(
 }
 
 impl<N: Nic> Verbs<N> {
+    /// The number of bytes that the write of a row of `nreqs` slots has. Over several rails the keys of a row of one
+    /// slot are among them.
+    #[inline(always)]
+    pub(super) fn row_bytes(&self, nreqs: usize) -> u32 {
+        let has_keys = N::RAILS_MAX > 1 && self.rails.count > 1 && nreqs == 1;
+        (nreqs * SLOT_BYTES + if has_keys { KEYS_BYTES } else { 0 }) as u32
+    }
+
     /// Fills slot `r` of a row of `nreqs` slots in the shadow, and its keys. The row has the index `at`. `last` has
     /// the keys of the buffer before.
     #[inline(always)]

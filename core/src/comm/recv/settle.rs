@@ -66,7 +66,7 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
             if verbs.settings.use_inline {
                 slots.set_flags(0, slots.wrs()[0].flags | SendFlags::INLINE);
             }
-            set_slots(slots, u64::from(slots.wrs()[0].wr_id as u32), 1);
+            set_slots(slots, u64::from(slots.wrs()[0].wr_id as u32), verbs.row_bytes(1));
         }
         let is_told = nreqs > 1 && verbs.settings.wire == Wire::Invar;
         let mut bytes = 0;
