@@ -102,10 +102,11 @@ fn execute(command: Command) -> Result<ExitCode, Failure> {
 /// started it, and reports for both.
 fn settings_for(is_child: bool) -> Result<Settings, Failure> {
     let mut settings = Settings::from_env()?;
+    // Before the log begins, which would have the remarks too.
+    tell_remarks(&mut settings, is_child);
     // The command reports its own failure. The log would repeat that, so there is a log only on request.
     // But while the command stands still, only the log can say why.
     invar::log_to_stderr(&settings);
-    tell_remarks(&mut settings, is_child);
     Ok(settings)
 }
 

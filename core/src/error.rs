@@ -218,8 +218,8 @@ impl fmt::Display for Error {
             }
             Error::SizeMismatch { local, remote, tag } => write!(
                 f,
-                "collective mismatch: a send of {local} bytes meets a receive of {remote} bytes \
-                 (tag {tag:#x})"
+                "a send of {local} bytes meets a receive of {remote} bytes (tag {tag:#x}): both ends must \
+                 agree on length and tag"
             ),
             Error::Nic(error) => error.fmt(f),
             Error::Completion(error) => error.fmt(f),
@@ -230,12 +230,21 @@ impl fmt::Display for Error {
                 *waited_ms as f32 / 1e3
             ),
             Error::Stream { stage, error, got, want } => {
-                write!(f, "{error} in state {stage}")?;
-                received(f, *got, *want)
+                write!(f, "{error} at stage {stage} of the handshake")?;
+                received(f, *got, *want)?;
+                f.write_str(match error {
+                    StreamError::Os(101 | 113) => "; check the route and NCCL_SOCKET_IFNAME",
+                    StreamError::Os(110 | 112) => UNREACHED,
+                    StreamError::Os(111) => {
+                        "; nobody listens there: does the listener's process still run?"
+                    }
+                    StreamError::Os(_) | StreamError::Closed => "",
+                })
             }
             Error::Timeout { stage, got, want } => {
-                write!(f, "the peer did not answer in time in state {stage}")?;
-                received(f, *got, *want)
+                write!(f, "the peer did not answer in time at stage {stage} of the handshake")?;
+                received(f, *got, *want)?;
+                f.write_str(if *stage == Stage::Connect { UNREACHED } else { UNANSWERED })
             }
             Error::PeerClosed(error) => write!(f, "{error}; the peer has closed or is dead"),
             Error::Line(error) => error.fmt(f),
@@ -285,6 +294,13 @@ impl From<NicError> for Error {
         Error::Nic(error)
     }
 }
+
+/// Advice if TCP does not reach the peer.
+const UNREACHED: &str = "; the host is down, or a firewall drops TCP to that port (INVAR_PORT_RANGE, \
+                         INVAR_CONNECT_TIMEOUT_MS)";
+/// Advice if TCP reaches the peer's host, and the peer says nothing.
+const UNANSWERED: &str = "; its host takes TCP: does its program still run, and does it poll the \
+                          connection (INVAR_CONNECT_TIMEOUT_MS)?";
 
 /// Writes how much of a message arrived, if the connection awaited one.
 fn received(f: &mut fmt::Formatter<'_>, got: u16, want: u16) -> fmt::Result {

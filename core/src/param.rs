@@ -223,7 +223,7 @@ params! {
         differs: "Not in 2.14.3.";
 
     /// Names the network interfaces to use; empty takes all.
-    NCCL_SOCKET_IFNAME => socket_ifname: NameFilter<'a> = "", Allowed::Names;
+    NCCL_SOCKET_IFNAME => socket_ifname: NameFilter<'a> = "", Allowed::Interfaces;
     /// Address of rank 0, as NCCL takes it. Without NCCL_SOCKET_IFNAME the interface in its subnet is used.
     NCCL_COMM_ID => comm_id: Option<&'a str> = "", Allowed::Name;
     /// Address family that an interface must have.
@@ -333,7 +333,8 @@ params! {
     /// it elsewhere.
     INVAR_SYSFS => sysfs: &'a str = "/sys", Allowed::Path;
     /// Transport to use: RDMA (ib), TCP (socket), the software NIC (soft), a NIC that the program brings
-    /// (custom), or the best that the host has (auto).
+    /// (custom), or the first that the host has (auto): a NIC of the program, RDMA, then TCP in the plugin and
+    /// the software NIC in `invar perf` and communicators.
     INVAR_TRANSPORT => transport: TransportChoice = "auto", TransportChoice::ALLOWED;
     /// Devices that work together: `mlx5_0+mlx5_1,mlx5_2+mlx5_3` makes two devices of four. Each connection
     /// runs over all ports of its device, its rails, and goes on while one of them works. Rails after a `/` are

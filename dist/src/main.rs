@@ -17,10 +17,11 @@ mod shell;
 mod tarball;
 #[cfg(test)]
 mod tests;
+mod texts;
 mod tree;
 mod wheel;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 use std::{env, fs};
 
@@ -68,7 +69,7 @@ fn run(args: &Args) -> Result<()> {
         time: source_date()?,
         homepage: env!("CARGO_PKG_REPOSITORY").to_owned(),
         needs,
-        texts: texts(notices::text(&crates)?)?,
+        texts: texts::load(notices::text(&crates)?)?,
         definition: invar_cli::definition(),
         command: binaries.command,
         plugin: binaries.plugin,
@@ -146,21 +147,4 @@ fn source_date() -> Result<u64> {
     let time =
         time.with_context(|| format!("no commit gives the time of the files: set {NAME}"))?;
     time.trim().parse().with_context(|| format!("git says the time is {time}"))
-}
-
-/// The texts of every package.
-fn texts(third_party: String) -> Result<Vec<(String, Vec<u8>)>> {
-    let mut texts = vec![("THIRD-PARTY-LICENSES.txt".to_owned(), third_party.into_bytes())];
-    for (name, path) in [
-        ("LICENSE-APACHE", "LICENSE-APACHE"),
-        ("LICENSE-MIT", "LICENSE-MIT"),
-        ("CHANGELOG.md", "CHANGELOG.md"),
-        ("install.md", "docs/install.md"),
-        ("settings.md", "docs/settings.md"),
-    ] {
-        let path: PathBuf = shell::root()?.join(path);
-        let text = fs::read(&path).with_context(|| path.display().to_string())?;
-        texts.push((name.to_owned(), text));
-    }
-    Ok(texts)
 }

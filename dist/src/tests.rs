@@ -9,7 +9,7 @@ use flate2::read::GzDecoder;
 
 use crate::elf::Needs;
 use crate::product::{PLUGIN, Product, VERBS};
-use crate::{deb, packages, rpm_package, tarball, wheel};
+use crate::{deb, packages, rpm_package, tarball, texts, wheel};
 
 const TIME: u64 = 1_700_000_000;
 const MANUALS: [&str; 6] =
@@ -106,6 +106,22 @@ fn unzipped(bytes: &[u8]) -> Entries {
 fn assert_runs(entries: &Entries, path: &str, product: &Product) {
     let entry = entries.get(path).unwrap_or_else(|| panic!("{path} in {:?}", entries.keys()));
     assert_eq!((entry.mode & 0o777, &entry.content), (0o755, &product.command));
+}
+
+#[test]
+fn each_link_of_a_page_leads_to_a_file_of_the_package_or_to_the_web() {
+    let texts = texts::load(String::new()).unwrap();
+    let has = |target: &str| {
+        texts.iter().any(|(name, _)| name == target || name.starts_with(&format!("{target}/")))
+    };
+    assert!(has("install.md") && has("settings.md") && has("plots/trace.svg"));
+    for (name, page) in texts.iter().filter(|(name, _)| name.ends_with(".md")) {
+        for link in text(page).split("](").skip(1) {
+            let target = link.split([')', '#']).next().unwrap();
+            let is_right = target.is_empty() || target.starts_with("https://") || has(target);
+            assert!(is_right, "{name}: {target}");
+        }
+    }
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! Calls that make a request and wait for it.
 
+use invar_core::error::Ends;
+
 use crate::wait::{Waiter, Waits};
 use crate::{Error, Request};
 
@@ -53,6 +55,10 @@ impl<'a, C: Requests> Call<'a, C> {
 impl<C: Requests> Waits for Call<'_, C> {
     fn waiter(&mut self) -> &mut Waiter {
         self.comm.waiter()
+    }
+
+    fn names(&self) -> Ends {
+        self.comm.names()
     }
 
     fn arm_waiter(&mut self) {

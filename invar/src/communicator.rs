@@ -30,7 +30,8 @@
 //! # Where data goes
 //!
 //! Ranks of one host exchange data through shared memory, unless `NCCL_SHM_DISABLE` is set for one of
-//! them. The calling thread does the work.
+//! them. The calling thread does the work. Ranks of different hosts use all RDMA devices with a link, or else
+//! the software NIC; `INVAR_TRANSPORT=socket` takes TCP.
 //!
 //! # Failure
 //!
@@ -38,8 +39,8 @@
 //! returns this error, which names the rank. A call that its own rank refuses, such as one with a wrong
 //! length, ends nothing, so the rank can make the right call instead. If a process is killed, the others
 //! notice within a second, because its connection with the hub ends. If a host is cut off, the others
-//! notice within half a minute. If a rank is present but does not do its part, the others give it up
-//! after `INVAR_COLL_TIMEOUT_MS`.
+//! notice within `INVAR_RECOVERY_TIMEOUT_MS`, a minute by default. If a rank is present but does not do its
+//! part, the others give it up after `INVAR_COLL_TIMEOUT_MS`.
 //!
 //! A rank may finish before the others. If its process has the [`Hub`](crate::Hub) and ends, the other
 //! ranks continue, but they no longer hear of each other. They then notice a missing rank by the
@@ -75,6 +76,7 @@
 //! all ranks of a network that it simulates.
 
 mod backoff;
+mod blocking;
 mod board;
 mod call;
 mod choose;
@@ -106,7 +108,7 @@ use invar_linux::proxy::DumpOnSignal;
 use invar_linux::rendezvous::Bootstrap;
 
 use self::board::Board;
-use self::call::{Call, Span, check_own};
+use self::call::{Call, check_own};
 use self::dump::Dump;
 use self::engine::{Advance, SLEEP_MAX};
 use self::queue::{AtWorkplace, Queue, Workplace};
@@ -265,6 +267,9 @@ impl Communicator {
     }
 
     /// Returns the error that ended the communicator, if there is one (`ncclCommGetAsyncError`).
+    ///
+    /// # Errors
+    /// The error that ended the communicator; or this process is a child of `fork`.
     pub fn check(&self) -> Result<(), Error> {
         self.core.check_owner()?;
         self.core.bootstrap.check().map_err(Error::failure)
@@ -287,136 +292,8 @@ impl Communicator {
         Group::new(&self.core)
     }
 
-    /// Reduces the inputs of all ranks and gives the result to each rank. All inputs and outputs have
-    /// the same length.
-    pub fn all_reduce<T: Element>(
-        &self,
-        input: &[T],
-        output: &mut [T],
-        op: RedOp,
-    ) -> Result<(), Error> {
-        self.call(self.shape(Operation::AllReduce, Some(op)).apart(input.into(), output.into())?)
-    }
-
-    /// Runs [`all_reduce`](Self::all_reduce) in place.
-    pub fn all_reduce_in_place<T: Element>(&self, data: &mut [T], op: RedOp) -> Result<(), Error> {
-        self.call(self.shape(Operation::AllReduce, Some(op)).in_place(data.into())?)
-    }
-
-    /// Gives the inputs of all ranks, one behind the other, to each rank. All inputs have the same length.
-    /// `output` has this length times the number of ranks.
-    pub fn all_gather<T: Element>(&self, input: &[T], output: &mut [T]) -> Result<(), Error> {
-        self.call(self.shape(Operation::AllGather, None).apart(input.into(), output.into())?)
-    }
-
-    /// Runs [`all_gather`](Self::all_gather) in place: each rank's input is already at its place in
-    /// `data`.
-    pub fn all_gather_in_place<T: Element>(&self, data: &mut [T]) -> Result<(), Error> {
-        self.call(self.shape(Operation::AllGather, None).in_place(data.into())?)
-    }
-
-    /// Reduces the inputs of all ranks and gives each rank its block of the result. `input` has the length of
-    /// `output` times the number of ranks.
-    pub fn reduce_scatter<T: Element>(
-        &self,
-        input: &[T],
-        output: &mut [T],
-        op: RedOp,
-    ) -> Result<(), Error> {
-        let shape = self.shape(Operation::ReduceScatter, Some(op));
-        self.call(shape.apart(input.into(), output.into())?)
-    }
-
-    /// Runs [`reduce_scatter`](Self::reduce_scatter) in place: each rank's block of the result replaces
-    /// that block of its input. The contents of the other blocks are unspecified afterwards.
-    pub fn reduce_scatter_in_place<T: Element>(
-        &self,
-        data: &mut [T],
-        op: RedOp,
-    ) -> Result<(), Error> {
-        self.call(self.shape(Operation::ReduceScatter, Some(op)).in_place(data.into())?)
-    }
-
-    /// Gives the root's data to all ranks, in place.
-    pub fn broadcast<T: Element>(&self, data: &mut [T], root: u32) -> Result<(), Error> {
-        self.call(self.shape(Operation::Broadcast { root }, None).in_place(data.into())?)
-    }
-
-    /// Gives the root's input to all ranks; on the other ranks the input is empty.
-    pub fn broadcast_from<T: Element>(
-        &self,
-        input: &[T],
-        output: &mut [T],
-        root: u32,
-    ) -> Result<(), Error> {
-        let shape = self.shape(Operation::Broadcast { root }, None);
-        self.call(shape.apart(input.into(), output.into())?)
-    }
-
-    /// Reduces the inputs of all ranks and gives the result to the root; on the other ranks the output
-    /// is empty.
-    pub fn reduce<T: Element>(
-        &self,
-        input: &[T],
-        output: &mut [T],
-        op: RedOp,
-        root: u32,
-    ) -> Result<(), Error> {
-        let shape = self.shape(Operation::Reduce { root }, Some(op));
-        self.call(shape.apart(input.into(), output.into())?)
-    }
-
-    /// Runs [`reduce`](Self::reduce) in place at the root; on the other ranks the data does not change.
-    pub fn reduce_in_place<T: Element>(
-        &self,
-        data: &mut [T],
-        op: RedOp,
-        root: u32,
-    ) -> Result<(), Error> {
-        let shape = self.shape(Operation::Reduce { root }, Some(op));
-        self.call(shape.in_place(data.into())?)
-    }
-
-    /// Sends block *i* of the input to rank *i*. The block that rank *i* sends to this rank becomes
-    /// block *i* of the output.
-    pub fn all_to_all<T: Element>(&self, input: &[T], output: &mut [T]) -> Result<(), Error> {
-        self.call(self.shape(Operation::AllToAll, None).apart(input.into(), output.into())?)
-    }
-
-    /// Runs [`all_to_all`](Self::all_to_all) in place, as `MPI_IN_PLACE` does: block *i* goes to rank *i*, and the
-    /// block of rank *i* replaces it. The call takes memory for a copy of the data.
-    pub fn all_to_all_in_place<T: Element>(&self, data: &mut [T]) -> Result<(), Error> {
-        self.call(self.shape(Operation::AllToAll, None).in_place(data.into())?)
-    }
-
-    /// Sends data to a rank. The peer must receive the same number of elements, or the call fails. The
-    /// call may wait until the peer receives; use a [`group`](Self::group) for several transfers at
-    /// once. A message of this rank to itself needs both ends in one group.
-    pub fn send<T: Element>(&self, data: &[T], peer: u32) -> Result<(), Error> {
-        self.call(
-            self.shape(Operation::Send { peer }, None).apart(data.into(), Span::empty::<T>())?,
-        )
-    }
-
-    /// Receives data from a rank, which must send the same number of elements.
-    pub fn recv<T: Element>(&self, data: &mut [T], peer: u32) -> Result<(), Error> {
-        self.call(
-            self.shape(Operation::Recv { peer }, None).apart(Span::empty::<T>(), data.into())?,
-        )
-    }
-
-    /// Waits until all ranks have called this function.
-    pub fn barrier(&self) -> Result<(), Error> {
-        self.all_reduce_in_place(&mut [0_u8], RedOp::Max)
-    }
-
     fn shape(&self, operation: Operation, redop: Option<RedOp>) -> call::Shape {
         self.core.shape(operation, redop)
-    }
-
-    fn call(&self, call: Call) -> Result<(), Error> {
-        // SAFETY: the call is made of borrowed slices, which outlive this function.
-        unsafe { self.core.run(&[call]) }
     }
 }
 

@@ -76,7 +76,8 @@ impl Listener {
         let (mut accepting, last_error) = (None, Cell::new(None));
         let gave_up = |error| last_error.set(Some(error));
         let poll = |interest: &mut Interest| self.poll_peer(&mut accepting, interest, gave_up);
-        let late = || last_error.take().unwrap_or_else(|| self.no_peer(timeout));
+        let late =
+            || last_error.take().unwrap_or_else(|| self.no_peer(timeout, self.turned_away()));
         poll_within(poll, |waited| time_left(timeout, waited).ok_or_else(late))
     }
 
@@ -118,8 +119,13 @@ impl Listener {
         Ok(end.zip(accepting.as_ref()).map(|(end, peer)| peer.comm(end)))
     }
 
-    fn no_peer(&self, within: Duration) -> Error {
-        Kind::NoPeer { within, turned_away: self.turned_away() }.into()
+    /// Returns the error that no peer connected in time. `turned_away` is a text about the callers that failed.
+    pub(crate) fn no_peer(&self, within: Duration, turned_away: String) -> Error {
+        let device = self.device.info().name.clone();
+        match listens_at(&self.handle()) {
+            Ok(addr) => Kind::NoPeer { device, addr, within, turned_away }.into(),
+            Err(error) => error,
+        }
     }
 
     /// Returns `; ` and a text about the callers that were turned away, or nothing if there were none.
@@ -153,6 +159,9 @@ impl Accepting {
 
     /// Continues like [`Accepting::poll`], and returns the raw end of the connection. The caller of a
     /// raw end keeps the memory of its requests.
+    ///
+    /// # Errors
+    /// See [`Accepting::poll`].
     pub fn poll_raw(&mut self) -> Result<Option<AnyRecv>, Error> {
         self.attempt.poll(now_ns())
     }
@@ -221,6 +230,9 @@ impl Connecting {
 
     /// Continues like [`Connecting::poll`], and returns the raw end of the connection. The caller of a
     /// raw end keeps the memory of its requests.
+    ///
+    /// # Errors
+    /// See [`Connecting::poll`].
     pub fn poll_raw(&mut self) -> Result<Option<AnySend>, Error> {
         self.attempt.poll(now_ns())
     }
@@ -270,6 +282,11 @@ impl Future for Connecting {
         let end = ready!(wait.poll(context, |interest| poll_or_arm(attempt, interest)))?;
         Poll::Ready(Ok(connecting.comm(end)))
     }
+}
+
+/// The address at which the listener of a handle listens, on either wire.
+pub(crate) fn listens_at(handle: &Handle) -> Result<SocketAddr, Error> {
+    Ok(handle.addr(conn::Wire::Invar).or_else(|_| handle.addr(conn::Wire::Nccl214))?)
 }
 
 /// The settings for a connection of this device.

@@ -50,6 +50,8 @@ impl Device {
     /// Lists the devices of this host that the environment allows, in a stable order: the NICs that the
     /// program [provides](crate::provide), RDMA devices, then devices in software, those on loopback last.
     ///
+    /// A program with settings of its own calls [`Device::survey`] instead.
+    ///
     /// # Errors
     /// See [`Device::survey`].
     pub fn list() -> Result<Vec<DeviceInfo>, Error> {
@@ -94,6 +96,8 @@ impl Device {
     /// Opens the device of that name, with the settings of the environment. Names that are joined by `+`
     /// open one device whose connections run over all of these ports. Ports after a `/` are standby, as in
     /// `INVAR_RAILS`.
+    ///
+    /// A program with settings of its own calls [`Device::find`] and [`Device::open_for`] instead.
     ///
     /// # Errors
     /// No device has the name, or opening fails.

@@ -103,10 +103,16 @@ pub(crate) enum Kind {
     Bootstrap(#[from] BootstrapError),
     #[error("the communicator was aborted")]
     Aborted,
-    #[error("{what} was not complete within {} ms", .within.as_millis())]
-    TimedOut { what: &'static str, within: Duration },
-    #[error("no peer connected within {} ms{turned_away}", .within.as_millis())]
-    NoPeer { within: Duration, turned_away: String },
+    /// A wait on a connection took longer than its caller allows.
+    #[error("{text}")]
+    TimedOut { text: String, device: String, peer: Option<SocketAddr> },
+    #[error(
+        "no peer connected to {device} at {addr} within {} ms{turned_away}; does the sender have this \
+         listener's handle, and does a firewall let TCP port {} pass?",
+        .within.as_millis(),
+        .addr.port()
+    )]
+    NoPeer { device: String, addr: SocketAddr, within: Duration, turned_away: String },
 }
 
 impl Error {
@@ -256,9 +262,29 @@ impl Error {
         Kind::Connection { error, text: report.to_string(), device, peer }.into()
     }
 
+    /// An error of a wait that took too long, with the verdict on the stall if there is one. `what` names the
+    /// request.
+    #[cold]
+    pub(crate) fn timed_out(ends: &Ends, what: &str, within: Duration) -> Self {
+        let why = match ends.stall {
+            Some(verdict) => verdict.to_string(),
+            None => format!(
+                "does the other end post its half with the same tag? `invar inspect {}` shows what each \
+                 end waits for",
+                std::process::id()
+            ),
+        };
+        let text =
+            format!("{ends}: {what} was not complete within {} ms: {why}", within.as_millis());
+        let (device, peer) = (ends.device.as_str().to_owned(), ends.peer);
+        Kind::TimedOut { text, device, peer }.into()
+    }
+
     #[cold]
     pub(crate) fn foreign_request() -> Self {
-        Kind::Usage("a request of another comm".to_owned()).into()
+        let text = "this request is of another connection end: test it at the `SendComm` or `RecvComm` that \
+                    returned it";
+        Kind::Usage(text.to_owned()).into()
     }
 
     pub(crate) fn io(what: impl fmt::Display, source: io::Error) -> Self {
@@ -285,12 +311,15 @@ impl Error {
 impl About {
     fn of(cause: &Kind) -> Self {
         let device = match cause {
-            Kind::Connection { device, .. } | Kind::Nic { device, .. } => Some(device.clone()),
+            Kind::Connection { device, .. }
+            | Kind::TimedOut { device, .. }
+            | Kind::NoPeer { device, .. }
+            | Kind::Nic { device, .. } => Some(device.clone()),
             Kind::Provided { name, .. } => Some(name.clone()),
             _ => None,
         };
         let peer = match cause {
-            Kind::Connection { peer, .. } => *peer,
+            Kind::Connection { peer, .. } | Kind::TimedOut { peer, .. } => *peer,
             Kind::Bootstrap(
                 BootstrapError::Join { addr, .. } | BootstrapError::Auth { addr, .. },
             ) => Some(*addr),

@@ -88,7 +88,7 @@
 //! # Examples
 //!
 //! The folder `examples` has programs that run on any host: `send_file`, `many_connections`,
-//! `all_reduce` and `gpu_memory`, and on tokio `tokio_connections`, `file_server` and `cancel`.
+//! `all_reduce`, `gpu_memory` and `proxy`, and on tokio `tokio_connections`, `file_server` and `cancel`.
 
 /// The programs of these pages run as tests.
 #[cfg(doctest)]

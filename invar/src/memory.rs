@@ -197,7 +197,9 @@ impl MemoryRegion {
         let region_len = self.len();
         let len = range.end.wrapping_sub(range.start);
         if range.start > range.end || range.end > region_len {
-            return Err(Kind::Usage(format!("bytes {range:?} of a region of {region_len}")).into());
+            let text =
+                format!("bytes {range:?} are not within the region, which has {region_len} bytes");
+            return Err(Kind::Usage(text).into());
         }
         let Ok(len) = u32::try_from(len) else {
             return Err(Kind::Usage(format!("{len} bytes are more than a message may have")).into());

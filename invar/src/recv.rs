@@ -327,6 +327,10 @@ impl Waits for RecvComm {
         &mut self.waiter
     }
 
+    fn names(&self) -> Ends {
+        self.end.ends()
+    }
+
     fn arm_waiter(&mut self) {
         self.waiter.arm(&self.staged, |interest| self.end.arm(interest));
     }

@@ -211,6 +211,10 @@ impl Waits for SendComm {
         &mut self.waiter
     }
 
+    fn names(&self) -> Ends {
+        self.end.ends()
+    }
+
     fn arm_waiter(&mut self) {
         self.waiter.arm(&self.staged, |interest| self.end.arm(interest));
     }

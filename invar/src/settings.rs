@@ -194,7 +194,7 @@ impl Settings {
     pub fn from_env() -> Result<Self, Error> {
         let lookup = |name: &str| invar_linux::env::var(name);
         let settings = Self::from_named(lookup, invar_linux::env::names())?;
-        remarks::log_once(&settings.remarks);
+        settings.log_remarks();
         Ok(settings)
     }
 
@@ -219,7 +219,10 @@ impl Settings {
     }
 
     /// Reads the settings like [`Settings::from_env`], but from `lookup`, which returns `None` for a
-    /// variable that is not set.
+    /// variable that is not set. Remarks on no unknown names.
+    ///
+    /// # Errors
+    /// Fails as [`Settings::from_env`] does.
     pub fn from_lookup(
         mut lookup: impl FnMut(&'static str) -> Option<String>,
     ) -> Result<Self, Error> {
@@ -252,10 +255,16 @@ impl Settings {
     /// Returns the warnings about these settings, one line each. A warning names a wire without
     /// authentication, or a variable that looks like a setting and that nobody reads.
     ///
-    /// The library logs each line as a warning, once a process, when it reads the environment or makes
-    /// a connection. A program that takes the lines shows them itself.
+    /// The library logs each line as a warning, once a process, when it reads the environment, begins
+    /// [to log to stderr](crate::log_to_stderr), or makes a connection. A program that takes the lines shows
+    /// them itself.
     pub fn take_remarks(&mut self) -> Vec<String> {
         std::mem::take(&mut self.remarks)
+    }
+
+    /// Logs the remarks that this process has not logged yet, if a logger shows warnings.
+    pub(crate) fn log_remarks(&self) {
+        remarks::log_once(&self.remarks);
     }
 
     /// Returns the settings that both ends of a connection keep.

@@ -8,9 +8,10 @@ use serde::Serialize;
 
 use crate::{LogFilter, LogFormat, Settings, log_subsystem};
 
-/// The modules that say why nothing moves, what a connection recovers from, and that nobody sees its records or
-/// metrics.
-const UNASKED: [&str; 7] = [
+/// The modules that say what is odd about the variables, why nothing moves, what a connection recovers from, and that
+/// nobody sees its records or metrics.
+const UNASKED: [&str; 8] = [
+    "invar::settings::remarks",
     "invar_core::stall",
     "invar::communicator::board",
     "invar_core::comm::rail_care",
@@ -21,16 +22,19 @@ const UNASKED: [&str; 7] = [
 ];
 
 /// Writes the log of this process to stderr: the messages that `INVAR_LOG` or `NCCL_DEBUG` asks for. If neither
-/// variable is set, the log has only warnings that no error repeats: why nothing moves, what a connection recovers
-/// from, and that metrics or the flight recorder fail. A line of text is `invar: LEVEL: SUBSYSTEM: MESSAGE`, with
-/// NCCL's names of subsystems, by which `NCCL_DEBUG_SUBSYS` chooses.
-/// If the process has a logger already, the call does nothing.
+/// variable is set, the log has only warnings that no error repeats: what is odd about the variables, why nothing
+/// moves, what a connection recovers from, and that metrics or the flight recorder fail. A line of text is
+/// `invar: LEVEL: SUBSYSTEM: MESSAGE`, with NCCL's names of subsystems, by which `NCCL_DEBUG_SUBSYS` chooses.
+///
+/// The call also logs the [remarks](Settings::take_remarks) on `settings`: no log existed when
+/// [`Settings::from_env`] read them. If the process has a logger already, the call does nothing.
 pub fn log_to_stderr(settings: &Settings) {
     let filter = settings.asks_for_log().then(|| settings.log_filter());
     let level = filter.as_ref().map_or(LevelFilter::Warn, LogFilter::level);
     let logger = Stderr { filter, format: settings.log_format() };
     if log::set_boxed_logger(Box::new(logger)).is_ok() {
         log::set_max_level(level);
+        settings.log_remarks();
     }
 }
 

@@ -5,11 +5,11 @@ use std::os::fd::BorrowedFd;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
+use invar_core::error::Ends;
 use invar_linux::interest::Interest;
 use invar_linux::reactor::Seat;
 
 use crate::Error;
-use crate::error::Kind;
 use crate::spin::Spin;
 use crate::staged::Staged;
 
@@ -43,6 +43,9 @@ pub(crate) struct Waiter {
 /// An end that can wait.
 pub(crate) trait Waits {
     fn waiter(&mut self) -> &mut Waiter;
+
+    /// Returns the names of both ends, for the error of a wait that took too long.
+    fn names(&self) -> Ends;
 
     /// Arms what ends a wait.
     fn arm_waiter(&mut self);
@@ -136,7 +139,7 @@ pub(crate) fn wait<E: Waits, T>(
         let left = timeout.saturating_sub(start.elapsed());
         if left.is_zero() {
             end.park(false);
-            return Err(Kind::TimedOut { what, within: timeout }.into());
+            return Err(Error::timed_out(&end.names(), what, timeout));
         }
         end.park(true);
         let interest = &mut end.waiter().interest;

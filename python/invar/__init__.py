@@ -26,7 +26,7 @@ Here the ranks are threads:
 >>> sums[0], sums[1]
 (array([3, 3, 3]), array([3, 3, 3]))
 
-The package also has the plugin of NCCL: ``nccl_plugin_path()`` is its path, and ``python -m invar env``
+The wheel also has the plugin of NCCL: ``nccl_plugin_path()`` is its path, and ``python -m invar env``
 prints the variables with which the NCCL of this Python loads it.
 """
 
@@ -46,8 +46,11 @@ __all__ = [
 
 
 def nccl_plugin_path() -> str:
-    """The absolute path of ``libnccl-net-invar.so``."""
+    """The absolute path of ``libnccl-net-invar.so``.
+
+    The wheel has it, a package of ``cargo xtask python`` has not.
+    """
     path = Path(__file__).resolve().parent / "libnccl-net-invar.so"
     if not path.is_file():
-        raise FileNotFoundError(f"{path}: the plugin is missing; install the wheel again")
+        raise FileNotFoundError(f"{path}: the plugin is missing: install the wheel, which has it")
     return str(path)

@@ -6,8 +6,6 @@ import signal
 import sys
 from pathlib import Path
 
-from invar import nccl_plugin_path
-
 
 def command_path():
     """The command in this package, wherever the package was installed."""
@@ -37,8 +35,6 @@ def main():
         nccl = nccl_directory()
         if "--nccl" not in flags and nccl is not None:
             arguments += ["--nccl", nccl]
-        if "--plugin" not in flags:
-            arguments += ["--plugin", nccl_plugin_path()]
     command = command_path()
     # Python ignores these signals, and the programs of `invar run` would inherit that.
     for number in (signal.SIGPIPE, signal.SIGXFSZ):

@@ -1,6 +1,7 @@
 //! The class `Communicator`.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::sync::Arc;
 
 use invar::communicator::Mover;
@@ -58,11 +59,10 @@ fn read(py: Python<'_>, given: Given) -> PyResult<Settings> {
             return Err(PyValueError::new_err(text));
         }
     }
-    let lookup = |name: &str| {
-        let of_environment = || std::env::var_os(name).map(|text| text.to_string_lossy().into());
-        given.get(name).cloned().or_else(of_environment)
-    };
-    Settings::from_lookup(lookup).map_err(|error| raised(py, &error))
+    let lossy = |text: OsString| text.to_string_lossy().into_owned();
+    let environment = std::env::vars_os().map(|(name, value)| (lossy(name), lossy(value)));
+    let vars: BTreeMap<String, String> = environment.chain(given).collect();
+    Settings::from_vars(&vars).map_err(|error| raised(py, &error))
 }
 
 impl PyCommunicator {

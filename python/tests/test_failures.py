@@ -329,6 +329,29 @@ class Memory(unittest.TestCase):
         threads(2, body)
 
 
+class Variables(unittest.TestCase):
+    def test_a_misspelt_variable_is_remarked_on_once_with_settings_and_without(self):
+        line = (
+            "invar: warn: ENV: INVAR_STAL_MS is set, and neither Invar nor NCCL reads a variable of "
+            "that name: is INVAR_STALL_MS meant?\n"
+        )
+        for settings in (None, {"INVAR_STALL_MS": "5000"}):
+            code = (
+                "import invar\n"
+                "with invar.Hub(1) as hub:\n"
+                f"    invar.Communicator.join(hub.id, 0, 1, settings={settings}).close()\n"
+            )
+            ran = subprocess.run(
+                [sys.executable, "-c", code],
+                env={**os.environ, "INVAR_STAL_MS": "1"},
+                capture_output=True,
+                text=True,
+                timeout=60,
+            )
+            self.assertEqual(ran.returncode, 0, ran.stderr)
+            self.assertEqual(ran.stderr.count(line), 1, ran.stderr)
+
+
 class Launched(unittest.TestCase):
     def test_the_variables_of_a_launcher_bring_ranks_together(self):
         code = (

@@ -65,8 +65,8 @@ enum Group {
     Collnet,
     /// The example `proxy`, beside the same bytes over connections without a proxy.
     Proxy,
-    /// Collectives of torch.distributed, by gloo and by Invar in the same run. `PYTHON` may name the Python
-    /// that has PyTorch.
+    /// Collectives of torch.distributed, by gloo and by Invar in the same run. `INVAR_BENCH_PYTHON` may name
+    /// the Python that has PyTorch.
     Torch,
     /// Blocking round trips and collectives beside TCP's and Open MPI's, on idle and on busy processors, and the
     /// processor time of idle connections.

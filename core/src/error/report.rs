@@ -37,7 +37,7 @@ pub struct Ends {
     pub peer_clock: Option<PeerClock>,
     /// Recent events of this end's port when the connection ended.
     pub notices: PortNotices,
-    /// Why the connection stood still when it ended, if it did for longer than the settings allow.
+    /// Why the connection stands still, or stood still when it ended, if for longer than the settings allow.
     pub stall: Option<Verdict>,
 }
 

@@ -67,7 +67,7 @@ impl AddressFamily {
 choice! {
     /// Transports, and the choice between them.
     TransportChoice {
-        /// The best that the host has.
+        /// The first that the host has, in an order that depends on the program.
         Auto = "auto",
         /// IB verbs on an RDMA device.
         Ib = "ib",

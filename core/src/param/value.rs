@@ -18,8 +18,10 @@ pub enum Allowed {
     PowerOfTwo { min: i64, max: i64 },
     /// One of these words.
     OneOf(&'static [&'static str]),
-    /// A list for [`NameFilter`].
+    /// A list of devices and ports for [`NameFilter`].
     Names,
+    /// A list of interfaces for [`NameFilter`]. They have no ports.
+    Interfaces,
     /// Subsystems of the log.
     Subsystems,
     /// Names with commas between them.
@@ -49,6 +51,7 @@ impl Allowed {
             }
             Allowed::OneOf(_)
             | Allowed::Names
+            | Allowed::Interfaces
             | Allowed::Subsystems
             | Allowed::Devices
             | Allowed::Subnet
@@ -76,8 +79,11 @@ impl fmt::Display for Allowed {
                 words.iter().try_for_each(|word| write!(f, " {word}"))
             }
             Allowed::Names => f.write_str(
-                "a list like a,b:1 (a:PORT; ^a,b for all but these; =a for exact names)",
+                "a list like a,b:1 (a:PORT:RAIL:PLANE; ^a,b for all but these; =a for exact names)",
             ),
+            Allowed::Interfaces => {
+                f.write_str("a list like eth0,eth1 (^a,b for all but these; =a for exact names)")
+            }
             Allowed::Subsystems => f.write_str("a list like INIT,NET (^INIT,NET for all but these)"),
             Allowed::Devices => f.write_str("a list like a,b"),
             Allowed::Subnet => f.write_str("a subnet like 10.0.0.0/8 or fd00::/8"),

@@ -35,16 +35,25 @@ impl<'c, 'b> Group<'c, 'b> {
     }
 
     /// Adds a [`send`](super::Communicator::send).
+    ///
+    /// # Errors
+    /// The call is refused: a wrong length, root or peer.
     pub fn send<T: Element>(&mut self, data: &'b [T], peer: u32) -> Result<&mut Self, Error> {
         self.apart(Operation::Send { peer }, None, data, &mut [])
     }
 
     /// Adds a [`recv`](super::Communicator::recv).
+    ///
+    /// # Errors
+    /// The call is refused: a wrong length, root or peer.
     pub fn recv<T: Element>(&mut self, data: &'b mut [T], peer: u32) -> Result<&mut Self, Error> {
         self.apart(Operation::Recv { peer }, None, &[], data)
     }
 
     /// Adds an [`all_reduce`](super::Communicator::all_reduce).
+    ///
+    /// # Errors
+    /// The call is refused: a wrong length, root or peer.
     pub fn all_reduce<T: Element>(
         &mut self,
         input: &'b [T],
@@ -55,6 +64,9 @@ impl<'c, 'b> Group<'c, 'b> {
     }
 
     /// Adds an [`all_reduce_in_place`](super::Communicator::all_reduce_in_place).
+    ///
+    /// # Errors
+    /// The call is refused: a wrong length, root or peer.
     pub fn all_reduce_in_place<T: Element>(
         &mut self,
         data: &'b mut [T],
@@ -64,6 +76,9 @@ impl<'c, 'b> Group<'c, 'b> {
     }
 
     /// Adds an [`all_gather`](super::Communicator::all_gather).
+    ///
+    /// # Errors
+    /// The call is refused: a wrong length, root or peer.
     pub fn all_gather<T: Element>(
         &mut self,
         input: &'b [T],
@@ -73,6 +88,9 @@ impl<'c, 'b> Group<'c, 'b> {
     }
 
     /// Adds an [`all_gather_in_place`](super::Communicator::all_gather_in_place).
+    ///
+    /// # Errors
+    /// The call is refused: a wrong length, root or peer.
     pub fn all_gather_in_place<T: Element>(
         &mut self,
         data: &'b mut [T],
@@ -81,6 +99,9 @@ impl<'c, 'b> Group<'c, 'b> {
     }
 
     /// Adds a [`reduce_scatter`](super::Communicator::reduce_scatter).
+    ///
+    /// # Errors
+    /// The call is refused: a wrong length, root or peer.
     pub fn reduce_scatter<T: Element>(
         &mut self,
         input: &'b [T],
@@ -91,6 +112,9 @@ impl<'c, 'b> Group<'c, 'b> {
     }
 
     /// Adds a [`reduce_scatter_in_place`](super::Communicator::reduce_scatter_in_place).
+    ///
+    /// # Errors
+    /// The call is refused: a wrong length, root or peer.
     pub fn reduce_scatter_in_place<T: Element>(
         &mut self,
         data: &'b mut [T],
@@ -100,6 +124,9 @@ impl<'c, 'b> Group<'c, 'b> {
     }
 
     /// Adds a [`broadcast`](super::Communicator::broadcast).
+    ///
+    /// # Errors
+    /// The call is refused: a wrong length, root or peer.
     pub fn broadcast<T: Element>(
         &mut self,
         data: &'b mut [T],
@@ -109,6 +136,9 @@ impl<'c, 'b> Group<'c, 'b> {
     }
 
     /// Adds a [`broadcast_from`](super::Communicator::broadcast_from).
+    ///
+    /// # Errors
+    /// The call is refused: a wrong length, root or peer.
     pub fn broadcast_from<T: Element>(
         &mut self,
         input: &'b [T],
@@ -119,6 +149,9 @@ impl<'c, 'b> Group<'c, 'b> {
     }
 
     /// Adds a [`reduce`](super::Communicator::reduce).
+    ///
+    /// # Errors
+    /// The call is refused: a wrong length, root or peer.
     pub fn reduce<T: Element>(
         &mut self,
         input: &'b [T],
@@ -130,6 +163,9 @@ impl<'c, 'b> Group<'c, 'b> {
     }
 
     /// Adds a [`reduce_in_place`](super::Communicator::reduce_in_place).
+    ///
+    /// # Errors
+    /// The call is refused: a wrong length, root or peer.
     pub fn reduce_in_place<T: Element>(
         &mut self,
         data: &'b mut [T],
@@ -140,6 +176,9 @@ impl<'c, 'b> Group<'c, 'b> {
     }
 
     /// Adds an [`all_to_all`](super::Communicator::all_to_all).
+    ///
+    /// # Errors
+    /// The call is refused: a wrong length, root or peer.
     pub fn all_to_all<T: Element>(
         &mut self,
         input: &'b [T],
@@ -149,6 +188,9 @@ impl<'c, 'b> Group<'c, 'b> {
     }
 
     /// Adds an [`all_to_all_in_place`](super::Communicator::all_to_all_in_place).
+    ///
+    /// # Errors
+    /// The call is refused: a wrong length, root or peer.
     pub fn all_to_all_in_place<T: Element>(
         &mut self,
         data: &'b mut [T],
@@ -158,6 +200,9 @@ impl<'c, 'b> Group<'c, 'b> {
 
     /// Adds a [`barrier`](super::Communicator::barrier). The group then ends only after all ranks have
     /// run their groups.
+    ///
+    /// # Errors
+    /// None: the result is that of the other calls, so that calls can be chained.
     pub fn barrier(&mut self) -> Result<&mut Self, Error> {
         let shape = self.core.shape(Operation::AllReduce, Some(RedOp::Max));
         let mut byte = vec![0_u8];
@@ -168,6 +213,9 @@ impl<'c, 'b> Group<'c, 'b> {
     }
 
     /// Runs all calls of the group, and returns once they are done.
+    ///
+    /// # Errors
+    /// See [Errors of operations](super::Communicator#errors-of-operations).
     pub fn run(self) -> Result<(), Error> {
         // SAFETY: the calls are made of slices that are borrowed for `'b`, and of bytes that the group
         // owns.

@@ -10,8 +10,8 @@ use invar_core::param::{LogFormat, LogLevel, PortRange, TransportChoice};
 use invar_linux::interface::{self, Found, Interface, Rules};
 use invar_linux::tcp::{Congestion, SILENCE_MAX};
 
+use super::Settings;
 use super::log_filter::LogFilter;
-use super::{Settings, remarks};
 use crate::Error;
 use crate::device_info::{DeviceInfo, DeviceKind, ROCE_UDP_PORT};
 use crate::error::Kind;
@@ -228,12 +228,15 @@ impl Settings {
     /// Also returns an error if peers can't find the device (`INVAR_WIRE`).
     pub(crate) fn check(&self, device: &DeviceInfo) -> Result<(), Error> {
         self.usable()?;
-        remarks::log_once(&self.remarks);
+        self.log_remarks();
         self.show_metrics();
         let DeviceInfo { name, kind, .. } = device;
         if !self.takes(*kind) {
             let asked = self.transport.as_str();
-            let text = format!("INVAR_TRANSPORT={asked}: {name} is a device of transport {kind}");
+            let text = format!(
+                "INVAR_TRANSPORT={asked}: {name} is a device of transport {kind}; open a device of that \
+                 transport (`invar devices` lists them), or unset INVAR_TRANSPORT"
+            );
             return Err(Kind::Setting(text).into());
         }
         match (self.conn.wire, device.udp_port) {

@@ -17,7 +17,7 @@ pub(super) fn remarks(names: impl IntoIterator<Item = String>) -> Vec<String> {
 fn remark(name: &str) -> String {
     let advice = match nearest(name) {
         Some(known) => format!("is {known} meant?"),
-        None => "docs/settings.md names all variables of Invar".to_owned(),
+        None => "`invar settings` shows all variables of Invar".to_owned(),
     };
     let name = name.escape_debug();
     format!("{name} is set, and neither Invar nor NCCL reads a variable of that name: {advice}")
@@ -69,7 +69,7 @@ mod tests {
         }
         for name in ["INVAR_PASSWORD", "NCCL_IB_XY", "NCCL_SOCKET_"] {
             let told = of(&[name]);
-            assert!(told[0].ends_with("docs/settings.md names all variables of Invar"), "{told:?}");
+            assert!(told[0].ends_with("`invar settings` shows all variables of Invar"), "{told:?}");
         }
     }
 

@@ -228,7 +228,8 @@ fn a_message_that_is_not_as_long_as_its_receive_is_an_error_that_names_both_rank
             });
             let what = format!("{sent} for {expected}: {errors:?}");
             // Either rank may notice the mismatch by itself, or hear of it from the other one.
-            let told = ["do all ranks make the same calls", "collective mismatch: "];
+            let told =
+                ["do all ranks make the same calls", "both ends must agree on length and tag"];
             let sees = |rank: usize| {
                 let peer = 1 - rank;
                 let differs = format!("rank {rank} and rank {peer} differ: rank {peer}");

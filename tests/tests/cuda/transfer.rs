@@ -308,7 +308,8 @@ fn misuse_is_refused_and_the_connection_goes_on() {
         refused(group.unwrap_err(), "takes a receive of its own");
         let other = rig.gpu_region(1, 100);
         refused(rig.send.isend(&other, 0..1, 1).unwrap_err(), "memory of GPU 1 on a connection");
-        refused(rig.send.isend(&from, 0..101, 1).unwrap_err(), "bytes 0..101 of a region of 100");
+        let too_long = "bytes 0..101 are not within the region, which has 100 bytes";
+        refused(rig.send.isend(&from, 0..101, 1).unwrap_err(), too_long);
         rig.check(&from, &to);
         let memory = GpuMemory::alloc(&Gpu::open(rig.driver, 0).unwrap(), 1).unwrap();
         // SAFETY: the range has no bytes, so nobody accesses any.

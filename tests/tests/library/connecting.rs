@@ -87,7 +87,13 @@ fn a_peer_that_never_answers_is_given_up_in_time() {
     let addr = listener.handle().addr(Wire::Invar).unwrap();
     let _caller = TcpStream::connect(addr).unwrap();
     let error = listener.accept_within(Duration::from_millis(20)).err().unwrap();
-    assert_eq!(error.to_string(), "no peer connected within 20 ms");
+    let (name, port) = (&device.info().name, addr.port());
+    let text = format!(
+        "no peer connected to {name} at {addr} within 20 ms; does the sender have this listener's \
+         handle, and does a firewall let TCP port {port} pass?"
+    );
+    assert_eq!(error.to_string(), text);
+    assert_eq!(error.device(), Some(name.as_str()));
     assert!(error.is_timeout() && !error.is_connection_lost(), "{error}");
 }
 

@@ -2,6 +2,7 @@
 
 mod connecting;
 mod flush;
+mod logs;
 mod misuse;
 mod packet_auth;
 mod peer_gone;

@@ -1,5 +1,6 @@
 //! A connection that stands still is reported at both ends, with the end at fault.
 
+use invar::{Ends, Error};
 use invar_testkit::warnings;
 
 use crate::*;
@@ -79,6 +80,41 @@ fn an_error_that_ends_a_stall_has_the_verdict_in_it() {
     drop(recv);
     let error = until("the end", || send.isend(&from, 0..8, 0xa8).err());
     assert!(error.to_string().contains("before that: the receiver"), "{error}");
+}
+
+#[test]
+fn a_wait_that_takes_too_long_names_both_ends_and_the_command_that_shows_more() {
+    let within = Duration::from_millis(20);
+    let check = |error: Error, ends: Ends, what: &str| {
+        let text = error.to_string();
+        let start = format!("{ends}: {what} was not complete within 20 ms: does the other end ");
+        assert!(text.starts_with(&start), "{text}");
+        assert!(text.contains(&format!("`invar inspect {}`", std::process::id())), "{text}");
+        assert_eq!(error.device(), Some(ends.device.as_str()));
+        assert!(error.peer().is_some() && error.peer() == ends.peer, "{text}");
+        assert!(error.is_timeout() && !error.is_connection_lost(), "{text}");
+    };
+    let mut pair = Pair::new(&Settings::default(), 64);
+    let error = pair.send.send(&pair.from, 0..8, 0xa9, within).unwrap_err();
+    check(error, pair.send.ends(), "a send");
+    // Over TCP a short send needs no receive.
+    for device in [loopback(), over_tcp()] {
+        let mut pair = Pair::on(device, &Settings::default(), 64);
+        let error = pair.recv.recv(&pair.to, 0..8, 0xaa, within).unwrap_err();
+        check(error, pair.recv.ends(), "a receive");
+    }
+}
+
+#[test]
+fn a_wait_that_takes_too_long_has_the_verdict_on_the_stall() {
+    let mut pair = pair();
+    let text = until("a verdict", || {
+        let wait = pair.send.send(&pair.from, 0..8, 0xac, Duration::from_millis(20));
+        let text = wait.unwrap_err().to_string();
+        text.contains("has posted no receive").then_some(text)
+    });
+    let start = format!("{}: a send was not complete within 20 ms: ", pair.send.ends());
+    assert!(text.starts_with(&start) && text.contains("tag 0xac"), "{text}");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Tests peers that are gone, strangers, and the end of a communicator.
 
 use std::io::Write;
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
 
 use invar::Handle;
@@ -168,11 +168,32 @@ fn silent_strangers_keep_no_sender_out() {
 }
 
 #[test]
-fn a_sender_that_never_comes_is_waited_for_as_long_as_is_said() {
-    let one = Network::open(vec![open("soft IPv4")], &settings(), Abort::default()).unwrap();
-    let (listening, _) = one.listen(0, 0, 0).unwrap();
-    let error = wait_for_links(vec![listening], Duration::from_millis(50)).err().unwrap();
-    assert_eq!(error.to_string(), "a link between ranks was not complete within 50 ms");
+fn a_peer_that_never_comes_is_named_with_its_rank_the_device_and_the_address() {
+    let device = open("soft IPv4");
+    let name = device.info().name.clone();
+    let one = Network::open(vec![device], &settings(), Abort::default()).unwrap();
+    let late = |attempt| wait_for_links(vec![attempt], Duration::from_millis(50)).err().unwrap();
+
+    let (listening, handle) = one.listen(0, 0, 0).unwrap();
+    let addr = handle.addr(Wire::Invar).unwrap();
+    let sender = late(listening);
+    let text =
+        format!("rank 0: no peer connected to {name} at {addr} within 50 ms; does the sender ");
+    assert!(sender.to_string().starts_with(&text), "{sender}");
+
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let addr = silent.local_addr().unwrap();
+    let handle = Handle::new(addr, Wire::Invar, &[1; 16]);
+    let listener = late(one.connect(2, 0, 0, &handle).unwrap());
+    let text =
+        format!("rank 2: {name} to peer {addr}: the link was not complete within 50 ms: does ");
+    assert!(listener.to_string().starts_with(&text), "{listener}");
+    assert_eq!(listener.peer(), Some(addr));
+
+    for (error, rank) in [(sender, 0), (listener, 2)] {
+        assert_eq!((error.rank(), error.device()), (Some(rank), Some(name.as_str())));
+        assert!(error.is_timeout(), "{error}");
+    }
 }
 
 #[test]

@@ -35,8 +35,11 @@ fn a_port_where_nobody_listens_refuses() {
     assert!(matches!(error, Error::Stream { error: StreamError::Os(111), .. }), "{error}");
     assert_eq!(error.kind(), ErrorKind::Network);
     let text = connecting.report(error).to_string();
-    let start = format!("lo to peer {addr}: connection refused (errno 111) in state Connect");
-    assert!(text.starts_with(&start), "{text}");
+    let told = format!(
+        "lo to peer {addr}: connection refused (errno 111) at stage Connect of the handshake; nobody \
+         listens there: does the listener's process still run?"
+    );
+    assert!(text.starts_with(&told), "{text}");
 }
 
 #[test]

@@ -24,14 +24,14 @@ pub(super) fn cases() -> Vec<&'static str> {
     WAYS.iter().map(|(name, _)| *name).collect()
 }
 
-/// Measures, and returns the operations that miss the bar. `PYTHON` names the Python with PyTorch; without
-/// it, the first one that has PyTorch is taken.
+/// Measures, and returns the operations that miss the bar. `INVAR_BENCH_PYTHON` names the Python with PyTorch;
+/// without it, the first one that has PyTorch is taken.
 pub(super) fn run(shell: &Shell, args: &Args) -> Result<Vec<String>> {
-    let named = env::var("PYTHON").ok();
+    let named = env::var("INVAR_BENCH_PYTHON").ok();
     let python = match &named {
         Some(python) => python.as_str(),
         None => python::with_module(shell, "torch").context(
-            "no Python has PyTorch: on Debian, apt-get install python3-torch; or set PYTHON",
+            "no Python has PyTorch: on Debian, apt-get install python3-torch; or set INVAR_BENCH_PYTHON",
         )?,
     };
     let package = python::build(shell, python::Profile::Release)?;

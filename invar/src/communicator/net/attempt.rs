@@ -1,6 +1,7 @@
 //! Attempts to make links (`net.cc sendProxyConnect`, `recvProxyConnect`).
 
-use std::time::Duration;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
 
 use invar_core::topology::Direction;
 use invar_linux::interest::Interest;
@@ -9,9 +10,10 @@ use super::id::LinkId;
 use super::ring::LinkRing;
 use super::status::LinkStatuses;
 use super::{NetRecv, NetSend};
+use crate::connect::listens_at;
 use crate::error::Kind;
 use crate::raw::{AnyRecv, Keeper, RecvEnd, SendEnd};
-use crate::wait::{poll_within, time_left};
+use crate::wait::poll_within;
 use crate::{Accepting, Connecting, Device, Error, Handle, Listener, SendComm, Settings};
 
 /// Most senders that may connect at once. Only one sender is expected, but it may have to retry.
@@ -37,7 +39,8 @@ pub struct LinkEnds {
 }
 
 enum AttemptStage {
-    Connecting(Connecting),
+    /// The attempt connects to the peer's listener at this address.
+    Connecting(Box<Connecting>, SocketAddr),
     Listening(Box<Incoming>),
     /// The attempt has returned its ends.
     Over,
@@ -87,8 +90,10 @@ impl LinkAttempt {
         handle: &Handle,
     ) -> Result<Self, Error> {
         let connecting = SendComm::connect(&parts.device, handle, settings);
-        let connecting = connecting.map_err(|error| error.of_rank(id.peer))?;
-        let (stage, keeper) = (AttemptStage::Connecting(connecting), Keeper::of_namespace()?);
+        let connecting = connecting.and_then(|connecting| Ok((connecting, listens_at(handle)?)));
+        let (connecting, addr) = connecting.map_err(|error| error.of_rank(id.peer))?;
+        let stage = AttemptStage::Connecting(Box::new(connecting), addr);
+        let keeper = Keeper::of_namespace()?;
         Ok(LinkAttempt { id, both_ways, stage, parts, keeper })
     }
 
@@ -102,7 +107,7 @@ impl LinkAttempt {
     pub fn turned_away(&self) -> String {
         match &self.stage {
             AttemptStage::Listening(incoming) => incoming.turned_away(),
-            AttemptStage::Connecting(_) | AttemptStage::Over => String::new(),
+            AttemptStage::Connecting(..) | AttemptStage::Over => String::new(),
         }
     }
 
@@ -125,7 +130,7 @@ impl LinkAttempt {
     fn try_poll(&mut self) -> Result<Option<LinkEnds>, Error> {
         let LinkAttempt { id, both_ways, stage, parts, keeper } = self;
         match stage {
-            AttemptStage::Connecting(connecting) => {
+            AttemptStage::Connecting(connecting, _) => {
                 let Some(end) = connecting.poll_raw()? else { return Ok(None) };
                 let mut end = end.kept(keeper);
                 let back =
@@ -144,6 +149,26 @@ impl LinkAttempt {
             AttemptStage::Over => Ok(None),
         }
     }
+
+    /// Returns the error of a link that is not made in time. It names the device, the address and the rank.
+    fn late(&self, within: Duration) -> Error {
+        let error = match &self.stage {
+            AttemptStage::Listening(incoming) => {
+                incoming.listener.no_peer(within, incoming.turned_away())
+            }
+            AttemptStage::Connecting(_, addr) => {
+                let device = self.parts.device.info().name.clone();
+                let text = format!(
+                    "{device} to peer {addr}: the link was not complete within {} ms: does that rank \
+                     still run, and does it make its end of the link?",
+                    within.as_millis()
+                );
+                Kind::TimedOut { text, device, peer: Some(*addr) }.into()
+            }
+            AttemptStage::Over => Kind::Aborted.into(),
+        };
+        error.of_rank(self.id.peer)
+    }
 }
 
 /// Waits until all links of `attempts` are made, at most `within`, and returns their ends in the same
@@ -156,6 +181,7 @@ pub fn wait_for_links(
     within: Duration,
 ) -> Result<Vec<LinkEnds>, Error> {
     let mut ends: Vec<Option<LinkEnds>> = attempts.iter().map(|_| None).collect();
+    let start = Instant::now();
     let poll = |interest: &mut Interest| {
         // An abort of the communicator wakes nobody.
         interest.blind();
@@ -164,19 +190,14 @@ pub fn wait_for_links(
                 *ends = attempt.poll()?;
             }
         }
-        Ok(ends.iter().all(Option::is_some).then_some(()))
+        let is_over = ends.iter().all(Option::is_some) || start.elapsed() >= within;
+        Ok(is_over.then_some(()))
     };
-    let late = || Error::from(Kind::TimedOut { what: "a link between ranks", within });
-    let waited = poll_within(poll, |waited| time_left(within, waited).ok_or_else(late));
-    waited.map_err(|error| {
-        let texts = attempts.iter().map(LinkAttempt::turned_away);
-        match texts.reduce(|all, text| all + &text) {
-            Some(turned_away) if error.is_timeout() && !turned_away.is_empty() => {
-                Kind::NoPeer { within, turned_away }.into()
-            }
-            _ => error,
-        }
-    })?;
+    poll_within(poll, |waited| Ok(within.saturating_sub(waited)))?;
+    let late = attempts.iter().zip(&ends).find(|(_, ends)| ends.is_none());
+    if let Some((attempt, _)) = late {
+        return Err(attempt.late(within));
+    }
     Ok(ends.into_iter().flatten().collect())
 }
 
