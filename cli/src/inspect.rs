@@ -11,10 +11,13 @@ use invar_core::metrics::Histogram;
 use invar_core::recorder::{Event, RankOperation, RankRecord, RankWait, Record};
 use invar_core::stall::{EndView, Role, Wait};
 use invar_linux::clock::now_ns;
-use invar_linux::recorder::{Recorded, directory, files, process_of, read};
+use invar_linux::recorder::{
+    OTHERS_BYTES_MAX, Reader, Recorded, directory, files, process_of, read,
+};
 use serde::Serialize;
 
 use crate::failure::{Failure, line};
+use crate::logger::tell;
 use crate::output::{pretty_json, print};
 
 /// Show what a process' connections and ranks wait for, and what they did last.
@@ -116,16 +119,34 @@ struct ShownEvent {
 }
 
 pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
-    // A process may end before its file is read.
-    let all = || files().into_iter().filter_map(|path| open(&path).ok());
+    let mut reader = Reader::of_this_user();
     let text = match (&args.process, args.json) {
         (Some(process), true) => pretty_json(&shown(&open(&find(process)?)?))?,
-        (None, true) => pretty_json(&all().map(|recorded| shown(&recorded)).collect::<Vec<_>>())?,
+        (None, true) => {
+            let all = all(&mut reader).map(|recorded| shown(&recorded));
+            pretty_json(&all.collect::<Vec<_>>())?
+        }
         (Some(process), false) => details(&shown(&open(&find(process)?)?)),
-        (None, false) => list(all()),
+        (None, false) => list(all(&mut reader)),
     };
     print(io::stdout(), "the recorders", text.trim_end())?;
+    if let Some(text) = left_out(reader.left_out()) {
+        tell(text);
+    }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Reads the files of all processes. A process may end before its file is read.
+fn all(reader: &mut Reader) -> impl Iterator<Item = Recorded> {
+    files().into_iter().filter_map(move |path| reader.read(&path).ok())
+}
+
+/// Says how many files of other users were not read, if any.
+pub(crate) fn left_out(count: usize) -> Option<String> {
+    let mib = OTHERS_BYTES_MAX >> 20;
+    (count > 0).then(|| {
+        format!("{count} files are left out: their users have more than {mib} MiB of them")
+    })
 }
 
 /// Returns the file that an argument names: a path, or the number of a process.

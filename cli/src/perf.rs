@@ -41,7 +41,7 @@ use crate::output::{OutputFile, Outputs, created};
 use crate::parent::die_with;
 use crate::ports::Ports;
 use crate::resolved;
-use crate::size::Sizes;
+use crate::size::{Sizes, memory};
 use clap::builder::RangedU64ValueParser;
 use client::Extras;
 use invar::{Device, DeviceInfo, DeviceKind, Launch, PortRange, ROCE_UDP_PORT, Settings, Survey};
@@ -184,6 +184,10 @@ pub(crate) struct Args {
     #[arg(long, requires = "server")]
     keep: bool,
 
+    /// Memory that the server takes for a client at most. Anybody may be the client [default: 1G]
+    #[arg(long, value_name = "SIZE", requires = "server", value_parser = memory)]
+    client_memory: Option<u64>,
+
     /// Measure with the server at this address [default port: 14791]
     #[arg(long, value_name = "HOST[:PORT]")]
     connect: Option<String>,
@@ -220,7 +224,12 @@ impl Args {
     }
 
     fn serving(&self) -> server::Serving {
-        server::Serving { nic: self.nic.clone(), keep: self.keep, child_of: self.child_of }
+        server::Serving {
+            nic: self.nic.clone(),
+            keep: self.keep,
+            child_of: self.child_of,
+            memory_max: self.client_memory.unwrap_or(server::CLIENT_MEMORY),
+        }
     }
 }
 
@@ -271,7 +280,7 @@ pub(crate) fn run(args: &Args, settings: &Settings) -> Result<ExitCode, Failure>
     // Both ranks of a launcher refuse the same flags, so that none waits for the other.
     let mut job = job::Job::new(args, settings)?;
     if let Some(launch) = launch.as_ref().filter(|launch| pair::serves(launch)) {
-        pair::serve(launch, args, settings)?;
+        pair::serve(launch, args, settings, job.memory_bytes())?;
         return Ok(ExitCode::SUCCESS);
     }
     job.pcap = args.pcap.as_deref().map(created).transpose()?;
@@ -285,7 +294,7 @@ pub(crate) fn run(args: &Args, settings: &Settings) -> Result<ExitCode, Failure>
         (Some(addr), _) => measure(&resolved(addr, Some(port))?)?,
         (None, Some(launch)) => measure(&[pair::server(launch, settings)?])?,
         (None, None) => {
-            let (server, addr) = local::start(args, settings)?;
+            let (server, addr) = local::start(args, settings, job.memory_bytes())?;
             let measured = measure(&[addr])?;
             server.end();
             measured

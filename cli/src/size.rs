@@ -5,6 +5,9 @@ use crate::failure::Failure;
 /// The longest message: a slot of the protocol has 31 bits for the size.
 pub(crate) const MESSAGE_BYTES_MAX: u32 = i32::MAX as u32;
 
+/// The largest amount of memory.
+const MEMORY_BYTES_MAX: u64 = 1 << 40;
+
 /// The flags that choose the sizes to measure.
 #[derive(clap::Args)]
 pub(crate) struct Sizes {
@@ -39,12 +42,22 @@ impl Sizes {
     }
 }
 
-/// Parses `8`, `64K`, `1MiB`, `2g`: binary multiples, up to the longest message.
+/// Parses the size of a message.
 fn parse(text: &str) -> Result<u32, String> {
+    up_to(MESSAGE_BYTES_MAX.into(), text).map(|bytes| bytes as u32)
+}
+
+/// Parses an amount of memory.
+pub(crate) fn memory(text: &str) -> Result<u64, String> {
+    up_to(MEMORY_BYTES_MAX, text)
+}
+
+/// Parses `8`, `64K`, `1MiB`, `2g`: binary multiples, up to `max`.
+fn up_to(max: u64, text: &str) -> Result<u64, String> {
     let wrong = || {
         format!(
-            "must be a number of bytes from 0 to {MESSAGE_BYTES_MAX}, where K, M and G stand for \
-             2^10, 2^20 and 2^30"
+            "must be a number of bytes from 0 to {max}, where K, M and G stand for 2^10, 2^20 and \
+             2^30"
         )
     };
     let digits_end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
@@ -57,8 +70,7 @@ fn parse(text: &str) -> Result<u32, String> {
         _ => return Err(wrong()),
     };
     let number: u64 = digits.parse().map_err(|_| wrong())?;
-    let bytes = number.checked_mul(1 << shift).ok_or_else(wrong)?;
-    u32::try_from(bytes).ok().filter(|bytes| *bytes <= MESSAGE_BYTES_MAX).ok_or_else(wrong)
+    number.checked_mul(1 << shift).filter(|bytes| *bytes <= max).ok_or_else(wrong)
 }
 
 /// Writes a size in the largest unit that leaves a whole number: `64 MiB`, `1000 B`.
@@ -113,6 +125,8 @@ mod tests {
             let error = parse(text).unwrap_err();
             assert!(error.contains("from 0 to 2147483647"), "{text}: {error}");
         }
+        assert_eq!(memory("1024G"), Ok(MEMORY_BYTES_MAX));
+        assert!(memory("1025G").is_err());
     }
 
     #[test]

@@ -15,12 +15,12 @@ use console::Term;
 use invar_core::metrics::Histogram;
 use invar_core::recorder::{EventKind, Record};
 use invar_core::stall::Role;
-use invar_linux::recorder::{files, read};
+use invar_linux::recorder::{Reader, files};
 use serde::Serialize;
 
 use self::ranks::{RankRow, Ranks};
 use crate::failure::Failure;
-use crate::inspect::{quantile_us, rails_up, waits_for};
+use crate::inspect::{left_out, quantile_us, rails_up, waits_for};
 use crate::output::{pretty_json, print};
 
 /// Show the connections and ranks of all processes of this user, with rates, latency, waits and stalls.
@@ -52,12 +52,16 @@ struct Look {
     at: Instant,
     connections: Records,
     ranks: Ranks,
+    /// Number of files that were not read.
+    left_out: usize,
 }
 
 #[derive(Serialize)]
 struct Shown {
     connections: Vec<Row>,
     ranks: Vec<RankRow>,
+    /// Number of files of other users that were not read.
+    left_out: usize,
 }
 
 /// A connection as it is shown.
@@ -96,7 +100,8 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
         let seconds = now.at.duration_since(shown.at).as_secs_f64();
         let ranks = ranks::rows(&shown.ranks, &now.ranks, seconds);
         keep_older(&mut before, shown.connections, &now.connections);
-        let rows = Shown { connections: rows(&before, &now.connections), ranks };
+        let connections = rows(&before, &now.connections);
+        let rows = Shown { connections, ranks, left_out: now.left_out };
         let text = match (args.json, args.once) {
             (true, true) => pretty_json(&rows)?,
             (true, false) => serde_json::to_string(&rows)
@@ -127,10 +132,12 @@ fn keep_older(before: &mut Records, shown: Records, now: &Records) {
 
 /// Reads the open connections and the ranks of all living processes.
 fn look() -> Look {
-    let mut all = Look { at: Instant::now(), connections: HashMap::new(), ranks: HashMap::new() };
+    let (connections, ranks) = (HashMap::new(), HashMap::new());
+    let mut all = Look { at: Instant::now(), connections, ranks, left_out: 0 };
+    let mut reader = Reader::of_this_user();
     for path in files() {
         // The process may have ended meanwhile.
-        let Ok(recorded) = read(&path) else { continue };
+        let Ok(recorded) = reader.read(&path) else { continue };
         if !recorded.is_alive {
             continue;
         }
@@ -148,6 +155,7 @@ fn look() -> Look {
             }
         }
     }
+    all.left_out = reader.left_out();
     all
 }
 
@@ -203,13 +211,14 @@ fn row(pid: u32, connection: usize, before: Option<&Record>, now: &Record) -> Ro
     }
 }
 
-fn tables(Shown { connections, ranks }: &Shown) -> String {
-    match (&connections[..], &ranks[..]) {
+fn tables(shown: &Shown) -> String {
+    let tables = match (&shown.connections[..], &shown.ranks[..]) {
         ([], []) => "no process has an open connection or a rank that is recorded\n".to_owned(),
         (connections, []) => table(connections),
         ([], ranks) => ranks::table(ranks),
         (connections, ranks) => table(connections) + "\n" + &ranks::table(ranks),
-    }
+    };
+    tables + &left_out(shown.left_out).unwrap_or_default()
 }
 
 /// A column of the table.

@@ -41,7 +41,7 @@ const SECRET: &str = "INVAR_COLL_SECRET";
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Launch {
     /// The launcher whose variables describe the job.
     pub launcher: Launcher,
@@ -105,6 +105,16 @@ impl Launch {
     /// `INVAR_CONNECT_TIMEOUT_MS`.
     pub fn meet(&self, settings: &Settings) -> Result<Meeting, Error> {
         meeting::meet(self, settings)
+    }
+}
+
+impl fmt::Debug for Launch {
+    /// Hides the word and the meeting place, which may tell a secret of the job.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Launch { launcher, rank, nranks, .. } = self;
+        let mut shown = f.debug_struct("Launch");
+        shown.field("launcher", launcher).field("rank", rank).field("nranks", nranks);
+        shown.finish_non_exhaustive()
     }
 }
 

@@ -303,6 +303,16 @@ pub fn is_link_local(ip: &IpAddr) -> bool {
     }
 }
 
+/// Whether an end with the address `own` may send to `place` for a peer whose TCP connection comes from `peer`. A
+/// peer on another host reaches no service of this host that way. The interfaces are those of the calling thread's
+/// network namespace.
+pub fn may_lead_to(place: IpAddr, peer: IpAddr, own: IpAddr) -> bool {
+    let [place, peer, own] = [place, peer, own].map(|ip| ip.to_canonical());
+    let has = |ip: IpAddr| ip == own || !matches!(Interface::holding(ip), Ok(None));
+    let is_here = |ip: IpAddr| ip.is_loopback() || ip.is_unspecified() || has(ip);
+    place == peer || !is_here(place) || is_here(peer)
+}
+
 /// Returns a number for the network namespace of the calling thread; 0 if there is no `/proc`.
 pub fn namespace() -> u64 {
     rustix::fs::stat("/proc/thread-self/ns/net").map_or(0, |stat| stat.st_ino)

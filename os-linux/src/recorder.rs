@@ -4,8 +4,8 @@
 //! holds a lock on its file, so that others know whether the process lives. Each new process deletes all but
 //! the youngest files of dead processes.
 
-use std::collections::{HashSet, VecDeque};
-use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::fs::{self, DirBuilder, File, Metadata, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind, Read};
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -30,6 +30,10 @@ const PLACES_KEPT: usize = 256;
 const DEAD_KEPT: usize = 16;
 /// The most files that a reader looks at in a directory: whoever owns the directory could make more and more.
 const FILES_MAX: usize = 4096;
+/// The most bytes of a file that a reader reads.
+const FILE_BYTES_MAX: u64 = (PLACE_BYTES * (1 + PLACES)) as u64;
+/// The most bytes of files that a [`Reader`] reads of each other user.
+pub const OTHERS_BYTES_MAX: u64 = 64 << 20;
 /// The most files of one process number, which differ if containers share a directory.
 const SAME_PID_MAX: u32 = 16;
 
@@ -217,22 +221,74 @@ fn remove_dead(dir: &Path) {
     dead.into_iter().take(count).for_each(|(_, path)| _ = fs::remove_file(path));
 }
 
+/// Reads the files of many processes. Each other user, who could make any number of long files, has a budget of
+/// [`OTHERS_BYTES_MAX`].
+#[derive(Debug)]
+pub struct Reader {
+    /// The user who reads, and who has no budget.
+    user: u32,
+    /// The bytes of each other user's files so far.
+    read: HashMap<u32, u64>,
+    left_out: usize,
+}
+
+impl Reader {
+    /// Creates a reader for the user of this process.
+    pub fn of_this_user() -> Self {
+        Reader { user: rustix::process::geteuid().as_raw(), read: HashMap::new(), left_out: 0 }
+    }
+
+    /// Reads a file, as [`read`] does.
+    ///
+    /// # Errors
+    /// Fails as [`read`] does. It also fails if the file's user has no budget left.
+    pub fn read(&mut self, path: &Path) -> io::Result<Recorded> {
+        let (file, of) = open(path)?;
+        if of.uid() != self.user {
+            let read = self.read.entry(of.uid()).or_default();
+            let len = of.len().min(FILE_BYTES_MAX);
+            if *read + len > OTHERS_BYTES_MAX {
+                self.left_out += 1;
+                let text = format!("user {} has too many bytes in such files", of.uid());
+                return Err(io::Error::other(text));
+            }
+            *read += len;
+        }
+        read_open(path, &file, &of)
+    }
+
+    /// Returns the number of files that were not read, because their users had no budget left.
+    pub fn left_out(&self) -> usize {
+        self.left_out
+    }
+}
+
 /// Reads a recorder's file. The path must not be a link: another user may have made it, and to open a device may
 /// already do harm.
 ///
 /// # Errors
 /// The file cannot be read, or is no recorder's file. The error says which.
 pub fn read(path: &Path) -> io::Result<Recorded> {
+    let (file, of) = open(path)?;
+    read_open(path, &file, &of)
+}
+
+fn invalid(text: String) -> io::Error {
+    io::Error::new(ErrorKind::InvalidData, text)
+}
+
+fn open(path: &Path) -> io::Result<(File, Metadata)> {
     let flags = libc::O_NONBLOCK | libc::O_NOFOLLOW;
     let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
     let of = file.metadata()?;
-    let invalid = |text: String| io::Error::new(ErrorKind::InvalidData, text);
-    if !of.is_file() {
-        return Err(invalid("it is no file".to_owned()));
-    }
-    let bytes_max = PLACE_BYTES * (1 + PLACES);
-    let mut bytes = Vec::with_capacity(bytes_max.min(of.len() as usize));
-    (&file).take(bytes_max as u64).read_to_end(&mut bytes)?;
+    if of.is_file() { Ok((file, of)) } else { Err(invalid("it is no file".to_owned())) }
+}
+
+/// Reads as many bytes of a file as it had when it was opened.
+fn read_open(path: &Path, file: &File, of: &Metadata) -> io::Result<Recorded> {
+    let len = of.len().min(FILE_BYTES_MAX);
+    let mut bytes = Vec::with_capacity(len as usize);
+    file.take(len).read_to_end(&mut bytes)?;
     let header = Header::parse(&bytes).map_err(|error| invalid(error.to_string()))?;
     let (mut records, mut ranks, mut damaged) = (Vec::new(), Vec::new(), 0);
     for (number, place) in bytes.chunks(PLACE_BYTES).skip(1).enumerate() {
@@ -257,7 +313,7 @@ pub fn read(path: &Path) -> io::Result<Recorded> {
             Err(_) => damaged += 1,
         }
     }
-    let is_alive = !is_unlocked(&file);
+    let is_alive = !is_unlocked(file);
     Ok(Recorded {
         path: path.to_owned(),
         user: of.uid(),

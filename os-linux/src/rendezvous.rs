@@ -53,6 +53,11 @@ fn deadline(within: Duration) -> Instant {
     now.checked_add(within).unwrap_or(now + CENTURY)
 }
 
+/// Reads a text of another rank, which may be anybody's. Control characters become question marks.
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).replace(char::is_control, "?")
+}
+
 /// Derives a secret from a word, so that people can choose a word. Argon2id takes almost a tenth of a
 /// second and 19 MiB. So an attacker who listens at the rendezvous' port in its place can try only a few
 /// words per second.

@@ -3,14 +3,15 @@
 //! A listener takes few callers at once and drops each that is not done in time. Callers that are silent, slow
 //! or many can keep others out for a moment, and cost no more than that.
 
+mod owner;
 mod text_format;
 
 use std::fs::{self, OpenOptions, Permissions};
 use std::io::{self, ErrorKind, Read, Write};
 use std::mem::ManuallyDrop;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, Once, PoisonError};
@@ -22,14 +23,13 @@ use socket2::{Domain, Socket};
 
 use crate::fork::NotInherited;
 use crate::unix;
+use owner::{call, shows_ours};
 use text_format::text_format;
 
 /// The most callers at once. A further caller takes the place of the oldest.
 const CALLERS_MAX: usize = 16;
 /// The longest request.
 const REQUEST_BYTES_MAX: usize = 4096;
-/// The longest answer without metrics.
-const HEAD_BYTES_MAX: u64 = 1024;
 /// A caller that is not done within this time is dropped.
 const CALL_MAX: Duration = Duration::from_secs(2);
 /// A text is made anew at most this often.
@@ -127,32 +127,8 @@ impl<R: FnMut() -> String> Text<R> {
 }
 
 /// The line by which answers say whose metrics they have.
-fn server_line() -> String {
-    format!("Server: invar (uid {})\r\n", rustix::process::geteuid())
-}
-
-/// Whether a process of this user shows its metrics at a place.
-fn shows_ours(place: &Endpoint) -> bool {
-    fn ask(mut stream: impl Read + Write) -> io::Result<bool> {
-        stream.write_all(b"GET / HTTP/1.0\r\n\r\n")?;
-        let mut answer = Vec::new();
-        stream.take(HEAD_BYTES_MAX).read_to_end(&mut answer)?;
-        Ok(String::from_utf8_lossy(&answer).contains(&server_line()))
-    }
-    let of_this_user = || match place {
-        Endpoint::Tcp(addr) => {
-            let stream = TcpStream::connect_timeout(addr, CALL_MAX)?;
-            stream.set_read_timeout(Some(CALL_MAX))?;
-            ask(stream)
-        }
-        Endpoint::Unix(path) => {
-            let stream = UnixStream::connect(path)?;
-            stream.set_read_timeout(Some(CALL_MAX))?;
-            ask(stream)
-        }
-        Endpoint::File(_) => Ok(false),
-    };
-    of_this_user().unwrap_or_default()
+fn server_line(uid: u32) -> String {
+    format!("Server: invar (uid {uid})\r\n")
 }
 
 /// The file that this process wrote last, with its device and its inode. A process that ends in order removes
@@ -235,7 +211,7 @@ fn listen(place: &Endpoint) -> io::Result<NotInherited<Socket>> {
 fn is_left_over(path: &Path) -> bool {
     let is_socket = fs::symlink_metadata(path).is_ok_and(|of| of.file_type().is_socket());
     let refused = |error: io::Error| error.kind() == ErrorKind::ConnectionRefused;
-    is_socket && UnixStream::connect(path).is_err_and(refused)
+    is_socket && call(path).is_err_and(refused)
 }
 
 /// Answers callers until the listener fails.
@@ -342,14 +318,14 @@ fn answer_to(request: &[u8], text: &mut Text<impl FnMut() -> String>) -> Vec<u8>
     let len = body.len();
     let head = format!(
         "HTTP/1.1 {status}\r\n{}Content-Type: {kind}\r\nContent-Length: {len}\r\nConnection: close\r\n\r\n",
-        server_line()
+        server_line(rustix::process::geteuid().as_raw())
     );
     [head.as_bytes(), body.as_bytes()].concat()
 }
 
 #[cfg(test)]
 mod tests {
-    use std::net::Shutdown;
+    use std::net::{Shutdown, TcpStream};
 
     use super::*;
 

@@ -40,6 +40,15 @@ pub(crate) fn listen(purpose: &str) -> io::Result<(UnixListener, String)> {
     }
 }
 
+/// Connects a non-blocking stream. If the listener's queue is full, the call fails with `WouldBlock`; a blocking
+/// connect would wait for ever.
+pub(crate) fn connect_at_once(addr: &SocketAddrUnix) -> io::Result<UnixStream> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    connect(&socket, addr)?;
+    Ok(socket.into())
+}
+
 /// A non-blocking stream of messages that may carry file descriptors.
 #[derive(Debug)]
 pub(crate) struct FdStream {
@@ -50,24 +59,22 @@ pub(crate) struct FdStream {
 
 impl FdStream {
     /// Connects to a listener by its name. If the listener's queue is full, the call waits for room, at
-    /// most `within`. A blocking connect would wait for ever.
+    /// most `within`.
     pub(crate) fn connect(name: &str, within: Duration) -> io::Result<Self> {
         let addr = SocketAddrUnix::new_abstract_name(name.as_bytes())?;
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
         let start = Instant::now();
         loop {
-            match connect(&socket, &addr) {
-                Ok(()) => return FdStream::new(socket.into()),
-                Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) if start.elapsed() < within => thread::sleep(RETRY_AFTER),
-                Err(Errno::AGAIN) => {
+            match connect_at_once(&addr) {
+                Ok(stream) => return FdStream::new(stream),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() != io::ErrorKind::WouldBlock => return Err(error),
+                Err(_) if start.elapsed() < within => thread::sleep(RETRY_AFTER),
+                Err(_) => {
                     let what = format!(
                         "its process has taken no caller in for {within:?}, and its queue is full"
                     );
                     return Err(io::Error::new(io::ErrorKind::TimedOut, what));
                 }
-                Err(error) => return Err(error.into()),
             }
         }
     }

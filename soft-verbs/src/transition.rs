@@ -194,6 +194,7 @@ fn rtr(qp: &Qp, attr: &ibv_qp_attr) -> Result<RtrAttr, c_int> {
         ah,
         options: peers::options(),
         packet_keys: None,
+        peer_host: None,
     })
 }
 

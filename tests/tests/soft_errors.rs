@@ -1,10 +1,10 @@
 //! Tests what the software NIC refuses, and the outcome of failed work, beyond what the conformance kit checks.
 
-use std::net::Ipv6Addr;
+use std::net::{IpAddr, Ipv6Addr};
 
 use invar_core::nic::{
-    Access, MemoryKeys, Nic, PollError, QpCap, QpState, QpTransition, RecvWr, RtsAttr, SendOpcode,
-    SendWr, Sge, Wc, WcOpcode, WcStatus,
+    Access, AddressVector, MemoryKeys, Nic, PollError, QpCap, QpState, QpTransition, RecvWr,
+    RtrAttr, RtsAttr, SendOpcode, SendWr, Sge, Wc, WcOpcode, WcStatus,
 };
 use invar_linux::soft::{SoftConfig, SoftNic};
 use invar_testkit::end::{End, Link};
@@ -192,8 +192,8 @@ fn calls_with_arguments_that_cannot_be() {
     let cap = QpCap { max_send_wr: 2048, max_recv_wr: 2048, max_inline_data: 1024 };
     nic.create_qp(&end.pd, &end.cq, &cap).unwrap();
 
-    let mut rtr = invar_core::nic::RtrAttr::default();
-    rtr.ah.dgid = std::net::IpAddr::from([127, 0, 0, 1]).into();
+    let mut rtr = RtrAttr::default();
+    rtr.ah.dgid = IpAddr::from([127, 0, 0, 1]).into();
     let cause = "the peer's GID is of the other IP version";
     refused(nic.modify_qp(&end.qp, &QpTransition::Rtr(rtr)), cause);
     rtr.ah.dgid = Default::default();
@@ -216,6 +216,35 @@ fn an_address_that_is_not_ours() {
     let error = SoftNic::open(&config).map(drop).unwrap_err();
     let text = "soft9: no interface of this host has the address 2001:db8::77";
     assert_eq!(error.to_string(), text);
+}
+
+#[test]
+fn a_peer_on_another_host_that_names_an_address_of_this_host_is_refused() {
+    let nic = open();
+    let end = End::new(&nic, 64);
+    let (ours, other) = ("::1".parse().unwrap(), "2001:db8::9".parse().unwrap());
+    let port = nic.query_port().unwrap();
+    let connect = |ip: IpAddr, udp_port, peer_host| {
+        nic.modify_qp(&end.qp, &QpTransition::Reset).unwrap();
+        let access = Access::REMOTE_WRITE;
+        let init = QpTransition::Init { pkey_index: 0, port_num: 1, access };
+        nic.modify_qp(&end.qp, &init).unwrap();
+        let ah = AddressVector { dgid: ip.into(), udp_port, ..AddressVector::default() };
+        let rtr = RtrAttr { ah, peer_host, ..RtrAttr::default() };
+        nic.modify_qp(&end.qp, &QpTransition::Rtr(rtr)).map_err(|error| error.cause)
+    };
+    let service = port.udp_port ^ 1;
+    let cause = "the peer's GID is of this host, and its TCP connection comes from another host";
+    assert_eq!(connect(ours, service, Some(other)), Err(cause));
+    for (ip, udp_port, peer_host) in [
+        (ours, service, Some(ours)),
+        (ours, service, None),
+        (other, service, Some(other)),
+        // A queue pair that is connected to itself.
+        (ours, port.udp_port, Some(other)),
+    ] {
+        assert_eq!(connect(ip, udp_port, peer_host), Ok(()), "{ip} {udp_port} {peer_host:?}");
+    }
 }
 
 #[test]

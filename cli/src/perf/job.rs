@@ -148,6 +148,11 @@ impl Job {
         let bytes = |&size: &u32| usize::from(self.slots(size, 256)) * slot_bytes(size);
         self.sizes.iter().map(bytes).max().unwrap_or(1)
     }
+
+    /// Bytes of memory that suffice for the messages of both directions.
+    pub(super) fn memory_bytes(&self) -> u64 {
+        2 * self.region_bytes() as u64
+    }
 }
 
 /// Refuses flags that an operation other than messages has no use for.

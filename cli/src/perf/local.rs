@@ -29,14 +29,19 @@ impl Server {
     }
 }
 
-/// Starts the server, and returns the address at which it listens.
-pub(super) fn start(args: &Args, settings: &Settings) -> Result<(Server, SocketAddr), Failure> {
+/// Starts the server, which may take `memory_bytes`. Returns the address at which it listens.
+pub(super) fn start(
+    args: &Args,
+    settings: &Settings,
+    memory_bytes: u64,
+) -> Result<(Server, SocketAddr), Failure> {
     let failed = |error| Failure::io("starting the second process", &error);
     await_children()?;
     let addr = SocketAddr::new(address(args, settings)?, 0);
     let mut command = Command::new(env::current_exe().map_err(failed)?);
     command.args(["perf", "--server", &addr.to_string()]);
     command.args(["--child-of", &process::id().to_string()]);
+    command.args(["--client-memory", &memory_bytes.to_string()]);
     args.ports.pass_on(&mut command);
     if let Some(name) = &args.nic {
         command.args(["--nic", name]);

@@ -169,8 +169,8 @@ pub(super) fn slot_bytes(size: u32) -> usize {
 }
 
 impl Setup {
-    /// Refuses values that no client of `invar perf` sends.
-    pub(super) fn check(&self) -> Result<(), String> {
+    /// Refuses values that no client of `invar perf` sends, and those that take more than `memory_max` bytes.
+    pub(super) fn check(&self, memory_max: u64) -> Result<(), String> {
         let recvs = usize::from(self.recvs);
         if !(1..=8).contains(&recvs) || self.size_max > MESSAGE_BYTES_MAX {
             return Err(format!("a setup of {recvs} times {} bytes", self.size_max));
@@ -181,7 +181,26 @@ impl Setup {
         self.check_op()?;
         let slots = recvs.max(SLOTS_MIN) * slot_bytes(self.size_max);
         let fits = (1..=slots.max(BUFFER_BYTES) as u64).contains(&self.region_bytes);
-        if fits { Ok(()) } else { Err(format!("a setup with {} bytes", self.region_bytes)) }
+        if !fits {
+            return Err(format!("a setup with {} bytes", self.region_bytes));
+        }
+        let needed = self.region_bytes + self.outgoing_bytes();
+        if needed > memory_max {
+            let [needed, max] = [needed.div_ceil(1 << 20), memory_max >> 20];
+            return Err(format!(
+                "messages of this size take {needed} MiB of the server's memory, and a client may have {max} MiB: \
+                 start the server by invar perf --server --client-memory {needed}M"
+            ));
+        }
+        Ok(())
+    }
+
+    /// Bytes of memory for messages to the client. Both halves of a queue pair's memory are alike.
+    pub(super) fn outgoing_bytes(&self) -> u64 {
+        match self.both_ways || self.op != Op::Message {
+            true => self.region_bytes,
+            false => slot_bytes(self.size_max) as u64,
+        }
     }
 
     /// Refuses a setup whose fields are not those of its operation.
@@ -278,6 +297,7 @@ mod tests {
         }
     }
 
+    const MEMORY_MAX: u64 = 1 << 30;
     const PASS: Pass =
         Pass { number: 1, kind: Kind::Stream, size: 1000, messages: 16, lead: 0, slots: 8 };
 
@@ -306,11 +326,12 @@ mod tests {
             let any = Setup { recvs: recvs % 10, size_max, region_bytes, ..setup() };
             let fits = Setup { region_bytes: region_bytes % (64 << 20), ..setup() };
             for setup in [any, fits] {
-                if setup.check().is_err() {
+                if setup.check(MEMORY_MAX).is_err() {
                     continue;
                 }
                 let group = usize::from(setup.recvs).max(SLOTS_MIN) * slot_bytes(setup.size_max);
                 prop_assert!(setup.region_bytes <= group.max(BUFFER_BYTES) as u64);
+                prop_assert!(setup.region_bytes <= MEMORY_MAX);
                 let pass = Pass { size: size % 2000, messages, slots, ..PASS };
                 if setup.check_pass(&pass).is_ok() {
                     let bytes = usize::from(slots) * slot_bytes(pass.size);
@@ -327,14 +348,35 @@ mod tests {
             line.truncate(if cut { at } else { line.len() });
             let line = String::from_utf8_lossy(&line);
             if let Ok(Request::Setup(setup)) = serde_json::from_str(&line) {
-                let _ = setup.check().and_then(|()| setup.check_pass(&PASS));
+                let _ = setup.check(MEMORY_MAX).and_then(|()| setup.check_pass(&PASS));
             }
         }
     }
 
     #[test]
+    fn a_client_gets_no_more_memory_than_the_server_allows() {
+        const MIB: u64 = 1 << 20;
+        let long = || Setup {
+            recvs: 1,
+            size_max: 100 << 20,
+            region_bytes: 200 * MIB,
+            both_ways: false,
+            ..setup()
+        };
+        let pair =
+            || Setup { op: Op::Read, handle: None, queue_pair: Some(Hex(vec![0; 8])), ..long() };
+        for (setup, needed) in
+            [(long(), 300), (Setup { both_ways: true, ..long() }, 400), (pair(), 400)]
+        {
+            assert_eq!(setup.check(needed * MIB), Ok(()));
+            let error = setup.check(needed * MIB - 1).unwrap_err();
+            assert!(error.ends_with(&format!("--client-memory {needed}M")), "{error}");
+        }
+    }
+
+    #[test]
     fn passes_that_do_not_fit_their_setup_are_refused() {
-        assert_eq!(setup().check(), Ok(()));
+        assert_eq!(setup().check(MEMORY_MAX), Ok(()));
         assert_eq!(setup().check_pass(&PASS), Ok(()));
         let exchange = Pass { kind: Kind::Exchange, ..PASS };
         assert_eq!(Setup { both_ways: true, ..setup() }.check_pass(&exchange), Ok(()));
@@ -360,7 +402,7 @@ mod tests {
             recvs: 1,
             ..setup()
         };
-        assert_eq!(pair().check(), Ok(()));
+        assert_eq!(pair().check(MEMORY_MAX), Ok(()));
         assert_eq!(pair().check_pass(&ping_pong), Ok(()));
         assert!(pair().check_pass(&Pass { size: 0, ..ping_pong }).is_err());
         assert!(pair().check_pass(&Pass { slots: 2, ..ping_pong }).is_err());
@@ -381,7 +423,7 @@ mod tests {
             Setup { region_bytes: 1 + BUFFER_BYTES as u64, ..setup() },
             Setup { region_bytes: u64::MAX, ..setup() },
         ] {
-            assert!(setup.check().is_err(), "{setup:?}");
+            assert!(setup.check(MEMORY_MAX).is_err(), "{setup:?}");
         }
     }
 }

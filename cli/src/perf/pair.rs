@@ -18,13 +18,17 @@ pub(super) fn serves(launch: &Launch) -> bool {
     launch.rank == 0
 }
 
-/// Serves the other process.
-pub(super) fn serve(launch: &Launch, args: &Args, settings: &Settings) -> Result<(), Failure> {
+/// Serves the other process, which needs `memory_bytes`.
+pub(super) fn serve(
+    launch: &Launch,
+    args: &Args,
+    settings: &Settings,
+    memory_bytes: u64,
+) -> Result<(), Failure> {
     check(launch)?;
     let addr = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), 0);
-    server::run(&args.serving(), addr, settings, |addr| {
-        exchange(launch, settings, addr.port()).map(drop)
-    })
+    let serving = server::Serving { memory_max: memory_bytes, ..args.serving() };
+    server::run(&serving, addr, settings, |addr| exchange(launch, settings, addr.port()).map(drop))
 }
 
 /// The address of the server.

@@ -86,7 +86,8 @@ impl From<Failure> for PairFailure {
 
 /// Serves clients of `invar doctor --peer`, one after another.
 pub(crate) fn serve(addr: &str, settings: &Settings) -> Result<(), Failure> {
-    let serving = Serving { nic: None, keep: true, child_of: None };
+    let memory_max = server::CLIENT_MEMORY;
+    let serving = Serving { nic: None, keep: true, child_of: None, memory_max };
     let addr = resolved(addr, Some(SERVER_PORT))?[0];
     server::run(&serving, addr, settings, |addr| server::announce(addr, "invar doctor --peer"))
 }

@@ -18,9 +18,7 @@ use invar_linux::tcp::{AuthListener, OobStream, Proof};
 use super::about::About;
 use super::control::Control;
 use super::link::Plan;
-use super::message::{
-    HandleHex, Hex, Kind, OFFERS_MAX, Offer, Ready, Reply, Request, Setup, slot_bytes,
-};
+use super::message::{HandleHex, Hex, Kind, OFFERS_MAX, Offer, Ready, Reply, Request, Setup};
 use super::op::OpLink;
 use super::pattern::Flow;
 use super::{choose, may_reach, place, settings_for};
@@ -44,6 +42,11 @@ const CALLERS_MAX: usize = 64;
 const PAUSE: Duration = Duration::from_millis(100);
 /// A server that goes on after failures tells of them at most this often.
 const TELL_EVERY: Duration = Duration::from_secs(1);
+/// Bytes of memory that a client may have by default.
+pub(super) const CLIENT_MEMORY: u64 = 1 << 30;
+/// Time within which the data connection to another host than the client's must come about. The client hears of a
+/// failure only then, so that the time does not show what is at that place.
+const ELSEWHERE_WITHIN: Duration = Duration::from_secs(8);
 /// The text before the address in the line that names the server's address.
 pub(super) const LISTENING: &str = "invar perf: listening at ";
 
@@ -55,6 +58,8 @@ pub(super) struct Serving {
     pub(super) keep: bool,
     /// The process with which the server ends, and which reports for both.
     pub(super) child_of: Option<u32>,
+    /// Bytes of memory that a client may have.
+    pub(super) memory_max: u64,
 }
 
 /// Prints where a server listens, and the command of the other end.
@@ -85,7 +90,7 @@ pub(super) fn run(
     let known = Mutex::default();
     let transports =
         Transports { nic: args.nic.clone(), settings: settings.clone(), known, offers };
-    let callers = Callers::new(args.child_of.is_none(), transports);
+    let callers = Callers::new(args, transports);
     thread::spawn(move || take_calls(listener, Arc::new(callers), &to_serve));
     // Strangers may call, so that a flood of failures must not make a flood of lines.
     let (mut told, mut untold) = (None::<Instant>, 0);
@@ -188,27 +193,34 @@ impl Client {
             settings: &settings,
             listener: &listener,
             peer,
-            outgoing_bytes: match setup.both_ways {
-                true => setup.region_bytes as usize,
-                false => slot_bytes(setup.size_max),
-            },
+            outgoing_bytes: setup.outgoing_bytes() as usize,
             incoming_bytes: setup.region_bytes as usize,
             recvs: setup.recvs,
             seed: setup.seed,
         };
-        let link = plan.connect(|| {
+        // If `place` is not the client's own address, the client must not learn what answers there.
+        let is_elsewhere = place.ip().to_canonical() != caller.ip().to_canonical();
+        let (start, within) = (Instant::now(), settings.connect_within().min(ELSEWHERE_WITHIN));
+        let mut pause = || {
             // The client may be connected first, and may already ask for the first pass.
             if control.has_line(LOOK_EVERY)? {
                 thread::sleep(LOOK_EVERY);
             }
-            Ok(())
-        });
-        // If `place` is not the client's own address, the client must not learn what answers there.
+            match is_elsewhere && start.elapsed() >= within {
+                true => Err(Failure::new(format_args!(
+                    "no data connection to {place} within {within:?}"
+                ))),
+                false => Ok(()),
+            }
+        };
+        let link = plan.connect(&mut pause);
         let mut link = link.map_err(|failure| {
-            if place.ip().to_canonical() == caller.ip().to_canonical() {
+            if !is_elsewhere {
                 return failure;
             }
             tell(failure);
+            // The loop ends at that time, or when the client hangs up.
+            while pause().is_ok() {}
             Failure::new(format_args!(
                 "no data connection to {place} came about; the server's output says why"
             ))
@@ -332,11 +344,19 @@ struct Callers {
     /// Whether this end reports callers that were turned away.
     tells: bool,
     transports: Transports,
+    /// Bytes of memory that a client may have.
+    memory_max: u64,
 }
 
 impl Callers {
-    fn new(tells: bool, transports: Transports) -> Self {
-        Callers { silent: Mutex::default(), turned_away: AtomicU64::new(0), tells, transports }
+    fn new(args: &Serving, transports: Transports) -> Self {
+        Callers {
+            silent: Mutex::default(),
+            turned_away: AtomicU64::new(0),
+            tells: args.child_of.is_none(),
+            transports,
+            memory_max: args.memory_max,
+        }
     }
 
     /// Adds a caller. If there are too many, the oldest caller of the address that has the most gives way.
@@ -390,7 +410,7 @@ fn hear_out(
     to_serve: &SyncSender<Client>,
 ) {
     let mut control = Control::new(stream, peer, session);
-    let setup = setup(&mut control, &callers.transports);
+    let setup = setup(&mut control, callers);
     if !callers.was_heard_out(peer) {
         return;
     }
@@ -416,13 +436,16 @@ fn hear_out(
 
 /// Tells a client which device it meets, and hears its setup. Returns `None` if that is all that the client
 /// wants to know.
-fn setup(control: &mut Control, transports: &Transports) -> Result<Option<Setup>, Failure> {
+fn setup(
+    control: &mut Control,
+    Callers { transports, memory_max, .. }: &Callers,
+) -> Result<Option<Setup>, Failure> {
     let transport = transports.at(control.local_ip()?)?;
     let about = Some(About::here(&transports.settings));
     control.send(&Reply::Device { transport, devices: transports.offers.clone(), about })?;
     match control.recv(CLIENT_WITHIN)? {
         Request::Setup(setup) => {
-            setup.check().map_err(Failure::new)?;
+            setup.check(*memory_max).map_err(Failure::new)?;
             Ok(Some(setup))
         }
         Request::Bye => Ok(None),

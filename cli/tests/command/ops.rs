@@ -4,7 +4,7 @@ use std::io::{ErrorKind, Write};
 use std::net::{Ipv4Addr, TcpStream, UdpSocket};
 
 use invar::raw::{Session, Side, queue_pair};
-use invar::{Device, Settings};
+use invar::{Device, Handle, Settings, Wire};
 use invar_core::auth::{Secret, Service};
 use invar_core::hex::Hex;
 use invar_testkit::insider;
@@ -137,4 +137,28 @@ fn a_server_sends_nothing_to_an_address_from_which_nothing_has_come() {
     victim.set_nonblocking(true).unwrap();
     let come = victim.recv(&mut [0; 64]).map_err(|error| error.kind());
     assert_eq!(come, Err(ErrorKind::WouldBlock));
+}
+
+#[test]
+fn a_client_learns_nothing_of_another_host_by_the_time_until_a_failure_is_told() {
+    let mut command = invar(&["perf", "--server", "127.0.0.1:0"]);
+    let (_server, addr) = server(command.env("INVAR_CONNECT_TIMEOUT_MS", "1500"));
+    // The host of the client is another one, and refuses at once.
+    let place = "127.0.0.9:1";
+    let handle = Handle::new(place.parse().unwrap(), Wire::Invar, &[7; 16]);
+    let (client, start) = (client(&addr).0, Instant::now());
+    let said = answers(client, &setup(&format!(r#""handle":"{}""#, handle.hex())));
+    assert!(said.contains(&format!("no data connection to {place} came about")), "{said}");
+    assert!(start.elapsed() >= Duration::from_millis(1500), "{:?}", start.elapsed());
+}
+
+#[test]
+fn a_client_with_long_messages_is_told_how_the_server_gives_it_more_memory() {
+    let args = ["perf", "--server", "127.0.0.1:0", "--client-memory", "6M"];
+    let (_server, addr) = server(&mut invar(&args));
+    let measure = |size| run(&["perf", "--connect", &addr, "-b", size, "-e", size, "-n", "1"]);
+    let outcome = measure("4M");
+    assert_eq!(outcome.status, Some(3), "{}", outcome.stderr);
+    assert!(outcome.line().contains("perf --server --client-memory 12M"), "{}", outcome.stderr);
+    measure("1M").ok();
 }

@@ -28,6 +28,8 @@ fn flags_that_cannot_be_are_named_with_what_is_allowed() {
         (&["perf", "--server", "--connect", "h:1"], &["--connect", "cannot be used with"]),
         (&["perf", "--server", "--qps", "4"], &["--qps", "cannot be used with"]),
         (&["perf", "--keep"], &["--server"]),
+        (&["perf", "--client-memory", "1G"], &["--server"]),
+        (&["perf", "--server", "--client-memory", "2T"], &["--client-memory", "from 0 to 1099"]),
         (&["perf", "--port", "5000"], &["--port is of --server and --connect"]),
         (&["perf", "--chaos", "--window", "8"], &["--window", "cannot be used with"]),
         (&["perf", "-b", "1M", "-e", "1M", "--rate", "0.001"], &["--rate", "1048576 bytes", "5s"]),

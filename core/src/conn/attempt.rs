@@ -1,12 +1,17 @@
 //! The common part of connecting and accepting: stage, deadline, and the first error.
 
+use core::sync::atomic::{AtomicU32, Ordering};
+
 use super::exchange::Exchange;
 use super::link::{Peer, Verbs, udp_port};
 use super::stage::{Side, Stage};
-use super::{AwaitedStream, CommSettings, Stream, StreamError};
+use super::{AwaitedStream, CommSettings, Stream, StreamError, Wire};
 use crate::auth::Session;
 use crate::error::{Ends, Error};
 use crate::nic::{Nic, PortAttr};
+
+/// The callers of this process that proved nothing, and whose connections failed.
+static UNPROVED: AtomicU32 = AtomicU32::new(0);
 
 /// The parts of which a comm is made.
 pub(crate) struct Parts<N: Nic, S> {
@@ -92,11 +97,22 @@ impl<N: Nic, S: Stream> Attempt<N, S> {
             if let Some(verbs) = &self.verbs {
                 self.ends.notices = verbs.nic.notices();
             }
-            warn!("{}: {}", self.side, self.ends.report(*error));
+            let report = self.ends.report(*error);
+            match self.is_told() {
+                true => warn!("{}: {report}", self.side),
+                false => debug!("{}: {report}", self.side),
+            }
             self.failed = Some(*error);
             self.verbs = None;
         }
         result
+    }
+
+    /// Whether the log warns of a failure. Anybody can call on the wire of NCCL 2.14, so the warning comes only at
+    /// powers of two.
+    fn is_told(&self) -> bool {
+        let is_proved = self.side == Side::Connector || self.settings.wire == Wire::Invar;
+        is_proved || UNPROVED.fetch_add(1, Ordering::Relaxed).wrapping_add(1).is_power_of_two()
     }
 
     pub(super) fn advance(&mut self, to: Stage) {
@@ -136,7 +152,8 @@ impl<N: Nic, S: Stream> Attempt<N, S> {
     ) -> Result<&mut Verbs<N>, Error> {
         let (nic, pd) = self.idle.take().ok_or(GONE)?;
         let us = (self.side, self.session);
-        let verbs = Verbs::create(nic, pd, us, self.settings, qps, control_bytes, self.rail)?;
+        let mut verbs = Verbs::create(nic, pd, us, self.settings, qps, control_bytes, self.rail)?;
+        verbs.peer_host = self.ends.peer.map(|peer| peer.ip());
         for qp in verbs.qps() {
             let (qpn, mtu) = (verbs.nic.qp_num(qp), verbs.port.active_mtu.bytes());
             let PortAttr { port_num, lid, gid, gid_index, .. } = verbs.port;

@@ -3,6 +3,8 @@
 mod rails;
 mod renew;
 
+use core::net::IpAddr;
+
 use super::rails::{RAILS_MAX, RailSet, wire_qpn};
 use super::stage::Side;
 use super::wire::{DeviceName, Preface, QpInfo};
@@ -37,6 +39,8 @@ pub(crate) struct Verbs<N: Nic> {
     pub(crate) settings: CommSettings,
     pub(crate) side: Side,
     pub(crate) session: Session,
+    /// See [`RtrAttr::peer_host`].
+    pub(super) peer_host: Option<IpAddr>,
     /// How often the queue pairs have been replaced.
     attempt: u32,
     /// The peer driver's ECE options, which each queue pair needs.
@@ -99,6 +103,7 @@ impl<N: Nic> Verbs<N> {
             settings,
             side,
             session,
+            peer_host: None,
             attempt: 0,
             peer_ece: None,
             rails,
@@ -197,6 +202,7 @@ impl<N: Nic> Verbs<N> {
             ah,
             options: peer.options,
             packet_keys: self.packet_keys(peer.options, rail),
+            peer_host: self.peer_host,
         };
         self.nic.modify_qp(qp, &QpTransition::Rtr(rtr))?;
         let rts = RtsAttr {

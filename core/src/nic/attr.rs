@@ -311,6 +311,9 @@ pub struct RtrAttr {
     pub options: QpOptions,
     /// Keys of the packet tags, if both ends agreed on [`QpOptions::PACKET_TAGS`].
     pub packet_keys: Option<PacketKeys>,
+    /// Address of the peer's end of the TCP connection, if there is one. It tells a NIC in software whether the
+    /// peer may name an address of this host.
+    pub peer_host: Option<IpAddr>,
 }
 
 impl RtrAttr {

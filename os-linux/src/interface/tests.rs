@@ -121,6 +121,31 @@ fn this_host_has_loopback() {
     }
 }
 
+fn may(place: &str, peer: &str) -> bool {
+    let [place, peer] = [place, peer].map(|ip| ip.parse().unwrap());
+    may_lead_to(place, peer, "192.0.2.2".parse().unwrap())
+}
+
+#[test]
+fn only_a_peer_on_this_host_is_led_back_to_it() {
+    for here in ["127.0.0.1", "::1", "::ffff:127.0.0.5", "0.0.0.0", "::", "192.0.2.2"] {
+        assert!(!may(here, "192.0.2.1") && !may(here, "2001:db8::1"), "{here}");
+        assert!(may(here, "127.0.0.1") && may(here, "192.0.2.2"), "{here}");
+    }
+    assert!(may("192.0.2.1", "192.0.2.1") && may("198.51.100.1", "192.0.2.1"));
+}
+
+#[test]
+fn every_address_of_an_interface_is_of_this_host() {
+    for address in Interface::list().unwrap().into_iter().flat_map(|interface| interface.addresses)
+    {
+        let here = address.ip.to_string();
+        let is_known = !may(&here, "192.0.2.1") && may("::1", &here);
+        let has_gone = || Interface::holding(address.ip).unwrap().is_none();
+        assert!(is_known || has_gone(), "{here}");
+    }
+}
+
 #[test]
 fn a_link_local_peer_is_on_the_link_of_the_interface_whatever_number_its_host_gives_it() {
     let eth1 = interface("eth1", 4, &["fe80::6/64"]);

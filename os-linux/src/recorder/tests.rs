@@ -58,6 +58,26 @@ fn damage_is_counted_and_what_is_no_recorder_is_refused() {
 }
 
 #[test]
+fn another_user_has_no_more_read_than_64_mib_and_the_own_files_are_all_read() {
+    let dir = private();
+    let header =
+        Header { process: Process::new(7, "a"), unix_offset_ns: 0, memory: Default::default() };
+    let paths: Vec<PathBuf> = (0..6).map(|pid| dir.path().join(format!("{pid}.rec"))).collect();
+    for path in &paths {
+        let file = File::create(path).unwrap();
+        file.write_all_at(&header.to_bytes(), 0).unwrap();
+        file.set_len(FILE_BYTES_MAX).unwrap();
+    }
+    let own = Reader::of_this_user();
+    let other = Reader { user: own.user + 1, ..Reader::of_this_user() };
+    let each_allowed = (OTHERS_BYTES_MAX / FILE_BYTES_MAX) as usize;
+    for (mut reader, allowed) in [(own, paths.len()), (other, each_allowed)] {
+        let read = paths.iter().filter(|path| reader.read(path).is_ok()).count();
+        assert_eq!((read, reader.left_out()), (allowed, paths.len() - allowed));
+    }
+}
+
+#[test]
 fn a_link_is_neither_listed_nor_read() {
     let dir = private();
     let file = RecorderFile::create(dir.path(), Process::new(4711, "node")).unwrap();

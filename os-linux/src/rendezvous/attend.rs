@@ -43,12 +43,11 @@ impl GroupVerdict {
     fn parse(tag: u32, body: &[u8]) -> Option<Self> {
         let (still_ms, rest) = body.split_first_chunk()?;
         let (culprit, text) = rest.split_first_chunk()?;
-        let text = String::from_utf8_lossy(text);
         Some(GroupVerdict {
             still: Duration::from_millis(u32::from_le_bytes(*still_ms).into()),
             culprit: Some(u32::from_le_bytes(*culprit)).filter(|rank| *rank != NOBODY),
             is_mismatch: tag == 1,
-            text: text.chars().map(|c| if c.is_control() { '?' } else { c }).collect(),
+            text: super::text(text),
         })
     }
 }

@@ -19,7 +19,7 @@ use super::attend::{Attendant, Exchange};
 use super::connection::{Connection, Lost};
 use super::error::{BootstrapError, Failure};
 use super::reach::{Unreached, authenticate, connect};
-use super::{TICK, deadline, this_member};
+use super::{TICK, deadline, text, this_member};
 use crate::abort::Abort;
 use crate::own_thread::OwnThread;
 use crate::unix::wait;
@@ -128,17 +128,7 @@ impl Bootstrap {
                 }
             }
         };
-        let shared = Arc::new(Shared {
-            blobs: Mutex::default(),
-            news: Condvar::new(),
-            host: Some(host).filter(|host| *host != NOBODY),
-            failed: Abort::default(),
-            failure: OnceLock::new(),
-            left: (0..nranks).map(|_| AtomicBool::new(false)).collect(),
-            alone: AtomicBool::new(false),
-            closing: AtomicBool::new(false),
-            exchange: Mutex::default(),
-        });
+        let shared = Arc::new(Shared::new(nranks, Some(host).filter(|host| *host != NOBODY)));
         let receiver = connection.receiver()?;
         let sender = Arc::new(Mutex::new(connection));
         let _watch = OwnThread::start(&format!("invar-watch {rank}"), {
@@ -346,6 +336,20 @@ impl Drop for Bootstrap {
 }
 
 impl Shared {
+    fn new(nranks: u32, host: Option<u32>) -> Self {
+        Shared {
+            blobs: Mutex::default(),
+            news: Condvar::new(),
+            host,
+            failed: Abort::default(),
+            failure: OnceLock::new(),
+            left: (0..nranks).map(|_| AtomicBool::new(false)).collect(),
+            alone: AtomicBool::new(false),
+            closing: AtomicBool::new(false),
+            exchange: Mutex::default(),
+        }
+    }
+
     fn blobs(&self) -> MutexGuard<'_, Blobs> {
         self.blobs.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -421,8 +425,15 @@ impl Shared {
         match header.kind {
             RendezvousKind::Blob => {
                 let mut blobs = self.blobs();
+                // A rank that has failed asks for nothing more, and the others may still send.
+                if self.failed.is_set() {
+                    return;
+                }
                 blobs.add((header.from, header.tag), body);
                 let full = blobs.bytes() > UNASKED_BYTES_MAX;
+                if full {
+                    *blobs = Blobs::default();
+                }
                 drop(blobs);
                 self.news.notify_all();
                 if full {
@@ -446,5 +457,41 @@ impl Shared {
 fn failure(header: RendezvousHeader, body: &[u8]) -> Failure {
     let reporter = Some(header.from).filter(|rank| *rank != NOBODY);
     let rank = header.tag.checked_sub(1).or(reporter);
-    Failure { rank, reporter, text: String::from_utf8_lossy(body).into_owned() }
+    Failure { rank, reporter, text: text(body) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A message of rank 1 to rank 0.
+    fn header(kind: RendezvousKind, body: &[u8]) -> RendezvousHeader {
+        RendezvousHeader { from: 1, ..RendezvousHeader::new(kind, body.len()) }
+    }
+
+    #[test]
+    fn after_the_first_failure_no_blob_takes_memory() {
+        const EACH: usize = (1 << 20) + ENTRY_BYTES;
+        let shared = Shared::new(2, None);
+        let piece = vec![7_u8; 1 << 20];
+        let send = |tag| {
+            let header = RendezvousHeader { tag, ..header(RendezvousKind::Blob, &piece) };
+            shared.heard(header, &piece);
+            shared.blobs().bytes()
+        };
+        let bytes: Vec<usize> = (0..300).map(send).collect();
+        let (kept, after) = bytes.split_at(UNASKED_BYTES_MAX / EACH);
+        assert_eq!(kept.last(), Some(&(kept.len() * EACH)));
+        assert!(after.iter().all(|bytes| *bytes == 0), "{after:?}");
+        let failure = shared.failure.get().expect("a failure");
+        let text = "rank 1: it sent more than 256 MiB that no rank has asked for";
+        assert_eq!(failure.to_string(), text);
+    }
+
+    #[test]
+    fn a_rank_that_failed_puts_no_control_characters_on_a_terminal() {
+        let body = b"out of \x1b[2Jpaper\xff";
+        let failure = failure(header(RendezvousKind::Failed, body), body);
+        assert_eq!(failure.to_string(), "rank 1: out of ?[2Jpaper\u{fffd}");
+    }
 }

@@ -12,8 +12,8 @@ use std::sync::Arc;
 
 use invar_core::nic::{
     Access, Gid, LinkLayer, Memory, Mtu, Nic, NicCounters, NicError, PollError, PortAttr,
-    PortNotices, PortState, QpCap, QpOptions, QpTransition, RecvWr, Refusal, Refused, SendList,
-    SendWr, SourcePorts, Verb, Wc,
+    PortNotices, PortState, QpCap, QpOptions, QpTransition, RecvWr, Refusal, Refused, RtrAttr,
+    SendList, SendWr, SourcePorts, Verb, Wc,
 };
 use invar_core::param::PortRange;
 use invar_core::roce::qp::{RNR_NS_MAX, Tuning, WINDOW_PACKETS_MAX};
@@ -26,7 +26,7 @@ use super::impair::{Impairment, ImpairmentConfig};
 use super::port::{Port, RxSockets};
 use super::shared_ports;
 use super::sockets::Sockets;
-use crate::interface::Interface;
+use crate::interface::{Interface, may_lead_to};
 use crate::memory::HostMemory;
 use crate::own_thread::OwnThread;
 use crate::ports::bind_in_range;
@@ -252,6 +252,20 @@ impl SoftNic {
         }
         Err(NicError::new(verb, libc::EINVAL, "an object of another device"))
     }
+
+    /// Returns an error if a peer on another host names an address of this host: the packets would reach services
+    /// of this host. Those of a queue pair that is connected to itself reach this NIC alone.
+    fn check_place(&self, RtrAttr { ah, peer_host, .. }: &RtrAttr) -> Result<(), NicError> {
+        let Owner { attr, gids, .. } = &*self.0;
+        let Some(peer) = *peer_host else { return Ok(()) };
+        let is_own = gids.contains(&ah.dgid) && ah.udp_port == attr.udp_port;
+        if is_own || may_lead_to(ah.dgid.ip(), peer, attr.gid.ip()) {
+            return Ok(());
+        }
+        let cause =
+            "the peer's GID is of this host, and its TCP connection comes from another host";
+        Err(NicError::new(Verb::ModifyQp, libc::EINVAL, cause))
+    }
 }
 
 impl Nic for SoftNic {
@@ -323,6 +337,9 @@ impl Nic for SoftNic {
 
     fn modify_qp(&self, qp: &Qp, transition: &QpTransition) -> Result<(), NicError> {
         self.check(&qp.nic, Verb::ModifyQp)?;
+        if let QpTransition::Rtr(attr) = transition {
+            self.check_place(attr)?;
+        }
         self.port().post(|device| device.modify_qp(qp.qpn, transition))
     }
 

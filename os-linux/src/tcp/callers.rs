@@ -1,7 +1,8 @@
 //! A listener that returns only callers that have proved themselves.
 //!
 //! Before its proof a caller costs its socket and about 200 bytes, has ten seconds, and delays nobody. If
-//! there are too many callers, the listener drops the oldest caller of the address with the most callers.
+//! the listener or the process has too many callers, the listener drops the oldest caller of the address with the
+//! most callers.
 //! Each caller first has a moment for its proof. Until then, new callers wait in the kernel's queue.
 
 use std::collections::{HashMap, VecDeque};
@@ -10,6 +11,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Once;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use invar_core::auth::{Answering, AuthError, Resume, Secret, Service, Session, SessionId};
 use invar_core::conn::wire::QP_INFO_BYTES;
@@ -31,8 +33,12 @@ const HELLO_WITHIN_NS: u64 = 30_000_000_000;
 /// Maximum time that counts between two polls: on a busy host, this end causes longer delays. A waiter without news
 /// sleeps for less.
 const ATTENTION_NS: u64 = 1_000_000_000;
-/// Maximum number of callers that have not proved themselves.
+/// Maximum number of a listener's callers that have not proved themselves.
 const PENDING_MAX: usize = 4096;
+/// Number of callers for which a listener has room, however many other listeners of the process have.
+const PENDING_MIN: usize = 8;
+/// The callers of all listeners of this process that have not proved themselves.
+static PENDING: AtomicUsize = AtomicUsize::new(0);
 /// Time that every caller has before it can lose its place to others. If many peers call at once, none
 /// of them loses its connection.
 const MOMENT_NS: u64 = 50_000_000;
@@ -73,6 +79,9 @@ pub struct AuthListener {
     by_source: HashMap<IpAddr, usize>,
     next: u64,
     pending_max: usize,
+    /// The pending callers of all listeners of the process, and from how many on a listener has room only for
+    /// [`PENDING_MIN`].
+    process: (&'static AtomicUsize, usize),
     /// Total time that this end has polled; all deadlines refer to it.
     attended_ns: u64,
     /// Time of the last poll.
@@ -92,6 +101,24 @@ struct Pending {
     answering: Answering,
     source: SocketAddr,
     came_ns: u64,
+    _counted: Counted,
+}
+
+/// A caller in the count of its process.
+#[derive(Debug)]
+struct Counted(&'static AtomicUsize);
+
+impl Counted {
+    fn new(count: &'static AtomicUsize) -> Self {
+        count.fetch_add(1, Ordering::Relaxed);
+        Counted(count)
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// The callers that a listener has turned away.
@@ -124,7 +151,7 @@ impl AuthListener {
         let call = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         epoll::add(&epoll, &call, epoll::EventData::new_u64(CALL), epoll::EventFlags::IN)?;
         let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-        let pending_max = (files / 4).clamp(8, PENDING_MAX as u64) as usize;
+        let process_max = usize::try_from(files / 4).unwrap_or(usize::MAX).max(PENDING_MIN);
         Ok(AuthListener {
             listener,
             proof,
@@ -135,7 +162,8 @@ impl AuthListener {
             oldest: VecDeque::new(),
             by_source: HashMap::new(),
             next: 0,
-            pending_max,
+            pending_max: process_max.min(PENDING_MAX),
+            process: (&PENDING, process_max),
             attended_ns: 0,
             polled_ns: None,
             ready: VecDeque::new(),
@@ -253,7 +281,7 @@ impl AuthListener {
 
     fn take_in(&mut self) -> io::Result<()> {
         for _ in 0..BATCH {
-            if self.pending.len() >= self.pending_max && !self.make_room() {
+            if self.pending.len() >= self.room() && !self.make_room() {
                 self.is_full = true;
                 return Ok(());
             }
@@ -283,12 +311,22 @@ impl AuthListener {
             epoll::add(&self.epoll, &stream, epoll::EventData::new_u64(number), flags)?;
             let answering = Answering::new(random()?);
             let came_ns = self.attended_ns;
-            let pending = Pending { stream, answering, source, came_ns };
+            let counted = Counted::new(self.process.0);
+            let pending = Pending { stream, answering, source, came_ns, _counted: counted };
             self.pending.insert(number, pending);
             self.oldest.push_back(number);
             *self.by_source.entry(source.ip()).or_default() += 1;
         }
         Ok(())
+    }
+
+    /// Returns the number of callers for which the listener has room.
+    fn room(&self) -> usize {
+        let (count, process_max) = self.process;
+        match count.load(Ordering::Relaxed) < process_max {
+            true => self.pending_max,
+            false => self.pending_max.min(PENDING_MIN),
+        }
     }
 
     /// Continues with a caller that has sent something.

@@ -81,5 +81,6 @@ fn rtr(attr: &ibv_qp_attr) -> Option<RtrAttr> {
         },
         options: QpOptions::empty(),
         packet_keys: None,
+        peer_host: None,
     })
 }

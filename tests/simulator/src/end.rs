@@ -128,6 +128,7 @@ impl<N: Nic + Clone> End<N> {
             },
             options: link.options,
             packet_keys: link.packet_key.map(|key| PacketKeys { send: key, recv: key }),
+            peer_host: None,
         };
         self.nic.modify_qp(&self.qp, &QpTransition::Rtr(rtr)).expect("to RTR");
         let rts = RtsAttr { sq_psn: link.psn, ..link.rts };

@@ -14,6 +14,7 @@ use invar_testkit::null::NullNic;
 use invar_testkit::pipe::Pipe;
 
 use crate::meddler::{Meddler, Plan};
+use crate::rig::Gated;
 
 /// Two NICs whose port attributes `change` has altered.
 fn nics(change: impl Fn(usize, &mut PortAttr)) -> [Meddler; 2] {
@@ -93,11 +94,31 @@ fn attributes_are_those_of_nccl() {
             ah,
             options: QpOptions::empty(),
             packet_keys: None,
+            peer_host: None,
         };
         assert_eq!(attr, rtr);
     }
     let ends = duo.send.ends();
     assert_eq!(ends.peer_gid, b.query_port().expect("a port").gid);
+}
+
+#[test]
+fn a_nic_is_told_from_which_host_the_peer_calls() {
+    let nics = nics(|_, _| {});
+    let plans = nics.each_ref().map(|nic| Rc::clone(&nic.plan));
+    let [a, b] = nics;
+    let (here, there) = Pipe::pair();
+    let [(here, _), (there, _)] = [here, there].map(Gated::new);
+    let settings = CommSettings::default();
+    let mut connector = Connector::new(a, 1, here, None, settings, 0);
+    let mut acceptor = Acceptor::new(b, 2, there, Session::UNKNOWN_PEER, settings, 0);
+    assert!(connector.poll(0).expect("no error").is_none());
+    assert!(acceptor.poll(0).expect("no error").is_none());
+    assert!(connector.poll(0).expect("no error").is_some());
+    let host: std::net::IpAddr = "192.0.2.7".parse().expect("an address");
+    for plan in plans {
+        assert_eq!(rtr(&plan).iter().map(|attr| attr.peer_host).collect::<Vec<_>>(), [Some(host)]);
+    }
 }
 
 #[test]

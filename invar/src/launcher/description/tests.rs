@@ -194,3 +194,9 @@ fn what_a_launcher_leaves_out_is_named() {
     let text = error(&[("PMI_RANK", "2"), ("PMI_SIZE", "2"), ("PMI_FD", "6")]);
     assert!(text.contains("rank 2 of 2"), "{text}");
 }
+
+#[test]
+fn a_launch_on_a_log_tells_no_secret() {
+    let text = format!("{:?}", launch_of(&with(&OPEN_MPI_4, SECRET, "correct horse")));
+    assert_eq!(text, "Launch { launcher: OpenMpi, rank: 1, nranks: 2, .. }");
+}

@@ -14,7 +14,15 @@ const RIGHT: Proof = Proof::Secret(SECRET, Service::Rdma);
 const POLLS_MAX: usize = 100_000;
 
 fn listener() -> AuthListener {
-    AuthListener::bind((Ipv4Addr::LOCALHOST, 0).into(), PortRange::ANY, RIGHT).unwrap()
+    listener_for(RIGHT)
+}
+
+/// A listener with which those of other tests do not count.
+fn listener_for(proof: Proof) -> AuthListener {
+    let addr = (Ipv4Addr::LOCALHOST, 0).into();
+    let listener = AuthListener::bind(addr, PortRange::ANY, proof).unwrap();
+    let count: &AtomicUsize = Box::leak(Box::default());
+    AuthListener { process: (count, usize::MAX), ..listener }
 }
 
 fn stranger(listener: &AuthListener) -> TcpStream {
@@ -159,6 +167,29 @@ fn callers_from_many_addresses_give_way_the_oldest_first() {
 }
 
 #[test]
+fn callers_of_all_listeners_count_together_and_each_listener_has_room_for_a_few() {
+    static PROCESS: AtomicUsize = AtomicUsize::new(0);
+    let of_process = || AuthListener { process: (&PROCESS, 20), ..listener() };
+    let mut listeners = [of_process(), of_process()];
+    let _crowds = listeners.each_mut().map(|listener| {
+        let crowd: Vec<_> = (0..30).map(|_| stranger(listener)).collect();
+        let is_full = |_| {
+            assert!(listener.poll(0).unwrap().is_none());
+            listener.is_full()
+        };
+        assert!((0..POLLS_MAX).any(is_full));
+        crowd
+    });
+    assert_eq!(listeners.each_ref().map(|listener| listener.pending.len()), [20, PENDING_MIN]);
+    for listener in &mut listeners {
+        get_in_at(listener, |polls| polls / 1000 * MOMENT_NS);
+        assert!(PROCESS.load(Ordering::Relaxed) <= 20 + PENDING_MIN);
+    }
+    drop(listeners);
+    assert_eq!(PROCESS.load(Ordering::Relaxed), 0);
+}
+
+#[test]
 fn callers_who_are_none_of_ours_are_turned_away_by_name() {
     let hello = Hello::new(Service::Rdma, [1; NONCE_BYTES]).to_bytes();
     let mut other_version = hello;
@@ -226,9 +257,7 @@ fn a_caller_may_say_its_part_byte_by_byte() {
 
 #[test]
 fn on_the_wire_of_nccl_a_caller_is_given_out_once_its_message_is_there() {
-    let mut listener =
-        AuthListener::bind((Ipv4Addr::LOCALHOST, 0).into(), PortRange::ANY, Proof::NcclHello)
-            .unwrap();
+    let mut listener = listener_for(Proof::NcclHello);
     let mut silent = Vec::from_iter((0..20).map(|_| stranger(&listener)));
     let mut caller = stranger(&listener);
     caller.write_all(&[1; QP_INFO_BYTES - 1]).unwrap();

@@ -1,7 +1,9 @@
-//! Connections whose queue pairs are not replaced by new ones warn once in a process.
+//! Warnings that come seldom, however many connections a process has.
 
-use invar_core::conn::{CommSettings, Wire};
+use invar_core::auth::Session;
+use invar_core::conn::{Acceptor, CommSettings, Wire};
 use invar_testkit::null::NullNic;
+use invar_testkit::pipe::Pipe;
 use invar_testkit::{duo, warnings};
 
 #[test]
@@ -17,4 +19,18 @@ fn the_first_connection_of_a_process_without_recovery_warns_and_later_ones_do_no
     assert_eq!(connect(CommSettings { recovery_timeout_ns: 0, ..nccl }), 0, "nobody wants it");
     assert_eq!(connect(nccl), 1);
     assert_eq!(connect(nccl), 1);
+}
+
+#[test]
+fn callers_that_prove_nothing_and_fail_are_told_of_at_powers_of_two() {
+    warnings::keep();
+    let settings = CommSettings { wire: Wire::Nccl214, ..CommSettings::default() };
+    for _ in 0..1000 {
+        let [nic, _]: [NullNic; 2] = NullNic::ports();
+        let (here, there) = Pipe::pair();
+        drop(there);
+        let mut acceptor = Acceptor::new(nic, 1, here, Session::UNKNOWN_PEER, settings, 0);
+        assert!(acceptor.poll(0).is_err());
+    }
+    assert_eq!(warnings::with(&["accept: "]).len(), 10);
 }
