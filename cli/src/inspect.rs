@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use invar_core::metrics::Histogram;
-use invar_core::recorder::{Event, RankOperation, RankRecord, RankWait, Record};
+use invar_core::recorder::{Event, MessageTimes, RankOperation, RankRecord, RankWait, Record};
 use invar_core::stall::{EndView, Role, Wait};
 use invar_linux::clock::now_ns;
 use invar_linux::recorder::{
@@ -24,7 +24,8 @@ use crate::output::{pretty_json, print};
 ///
 /// Each process with connections or ranks of communicators keeps a file in $XDG_RUNTIME_DIR/invar or
 /// /tmp/invar-UID. After a crash, a kill or a failed connection the file can still be read. Without an argument, the
-/// command lists these files.
+/// command lists these files. With INVAR_RECORDER=2 a process also keeps the times of each connection's last 40
+/// messages.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Number of a process, or a file
@@ -106,6 +107,26 @@ struct ShownRecord {
     still_ms: u32,
     verdict: String,
     events: Vec<ShownEvent>,
+    /// The last messages, oldest first; none unless the process runs with `INVAR_RECORDER=2`.
+    messages: Vec<ShownMessage>,
+}
+
+#[derive(Serialize)]
+struct ShownMessage {
+    /// Number of messages that the end had posted before.
+    number: u64,
+    request: u32,
+    tag: u32,
+    buffers: u32,
+    bytes: u64,
+    /// The program's first call, in nanoseconds since the Unix epoch.
+    asked_unix_ns: i64,
+    /// From the first call to the post.
+    waited_us: f64,
+    /// From the post to the last completion; `null` before.
+    took_us: Option<f64>,
+    /// From the last completion to the program's test; `null` before.
+    untested_us: Option<f64>,
 }
 
 #[derive(Serialize)]
@@ -199,6 +220,17 @@ fn shown(recorded: &Recorded) -> Shown {
             done: event.done,
             untested: event.untested,
         };
+        let message = |message: &MessageTimes| ShownMessage {
+            number: message.number,
+            request: message.request,
+            tag: message.tag,
+            buffers: message.buffers,
+            bytes: message.bytes,
+            asked_unix_ns: header.unix_offset_ns.wrapping_add(message.asked_ns as i64),
+            waited_us: in_us(message.waited_ns()),
+            took_us: message.took_ns().map(in_us),
+            untested_us: message.untested_ns().map(in_us),
+        };
         ShownRecord {
             number: *number,
             role: if *role == Role::Sender { "sender" } else { "receiver" },
@@ -224,6 +256,7 @@ fn shown(recorded: &Recorded) -> Shown {
             still_ms: view.still_ms,
             verdict: verdict.as_str().to_owned(),
             events: events.iter().map(event).collect(),
+            messages: record.messages.iter().map(message).collect(),
         }
     });
     Shown {
@@ -247,7 +280,7 @@ fn shown_rank(of: &Recorded, number: usize, record: &RankRecord) -> ShownRank {
             what: text.as_str().to_owned(),
             bytes: *bytes,
             begun_unix_ns: of.header.unix_offset_ns.wrapping_add(*begun_ns as i64),
-            took_us: took_ns.map(|took_ns| took_ns as f64 / 1e3),
+            took_us: took_ns.map(in_us),
             waited_us: *waited_us,
             longest_wait_rank: longest.map(|RankWait { rank, .. }| rank),
             longest_wait_us: longest.map(|RankWait { lasted_us, .. }| lasted_us),
@@ -260,7 +293,11 @@ fn shown_rank(of: &Recorded, number: usize, record: &RankRecord) -> ShownRank {
 
 /// Microseconds that so many sends of a thousand do not exceed.
 pub(crate) fn quantile_us(latency: &Histogram, per_mille: u64) -> Option<f64> {
-    latency.quantile_ns(per_mille).map(|ns| ns as f64 / 1e3)
+    latency.quantile_ns(per_mille).map(in_us)
+}
+
+fn in_us(ns: u64) -> f64 {
+    ns as f64 / 1e3
 }
 
 /// Returns the number of rails that work.
@@ -354,6 +391,7 @@ fn details(shown: &Shown) -> String {
                 0.0 - before
             );
         }
+        message_details(connection, &mut text);
     }
     ranks.iter().for_each(|rank| rank_details(rank, &mut text));
     text
@@ -373,6 +411,28 @@ fn numbers(of: &ShownRecord) -> String {
         let _ = write!(text, ", {rails_up} of {rails} rails up");
     }
     text + "\n"
+}
+
+/// The messages of a connection, a line each.
+fn message_details(connection: &ShownRecord, text: &mut String) {
+    let what = if connection.role == "sender" { "send" } else { "receive" };
+    let last = connection.messages.last().map_or(0, |message| message.asked_unix_ns);
+    for message in &connection.messages {
+        let ShownMessage { number, request, tag, bytes, waited_us, .. } = message;
+        let before = last.saturating_sub(message.asked_unix_ns) as f64 / 1e9;
+        let _ = write!(
+            text,
+            "  {:>13.6} s  {what} {number}: {bytes} bytes, tag {tag:#x}, request {request}: waited {waited_us:.1} us",
+            0.0 - before
+        );
+        let _ = match (message.took_us, message.untested_us) {
+            (Some(took), Some(untested)) => {
+                writeln!(text, ", took {took:.1} us, tested {untested:.1} us later")
+            }
+            (Some(took), None) => writeln!(text, ", took {took:.1} us, not tested"),
+            (None, _) => writeln!(text, ", not done"),
+        };
+    }
 }
 
 fn rank_details(shown: &ShownRank, text: &mut String) {

@@ -2,6 +2,7 @@
 
 mod chrome;
 mod clocks;
+mod messages;
 mod picture;
 mod rank;
 
@@ -25,6 +26,10 @@ use clocks::{Correction, corrections, other_process};
 /// connection compares the clocks when it is made. Without a connection between them the hosts' clocks must agree
 /// (NTP). The events of connections have a resolution of 50 ms. Of a rank of a communicator the trace has the last
 /// operations that moved 64 KiB or more, or that waited for another rank.
+///
+/// If a process runs with INVAR_RECORDER=2, the trace has the last 40 messages of each of its connections too. A
+/// message is a bar from the program's first call to the test that finds the message done, with its size, tag and
+/// request. Messages that overlap are in different rows. A picture has no messages.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Numbers of processes, or files
@@ -51,6 +56,8 @@ struct TraceRow {
     /// A short name, for a picture.
     title: String,
     spans: Vec<Span>,
+    /// The messages of a connection. Bars of one lane do not overlap. Pictures leave them out.
+    lanes: Vec<Vec<Span>>,
     /// The events of a connection, with their times.
     events: Vec<(f64, Event)>,
     /// The last verdict on a stall; empty if there was none.
@@ -94,9 +101,11 @@ fn traced(all: &[Recorded]) -> Vec<TracedProcess> {
     let times = all.iter().zip(&corrections).flat_map(|(of, correction)| {
         let events = of.records.iter().flat_map(|(_, record)| &record.events);
         let events = events.map(|event| event.at_ns);
+        let messages = of.records.iter().flat_map(|(_, record)| &record.messages);
+        let messages = messages.map(|message| message.asked_ns);
         let operations = of.ranks.iter().flat_map(|(_, rank)| &rank.operations);
         let operations = operations.map(|operation| operation.begun_ns);
-        events.chain(operations).map(|at_ns| time_ns(of, correction, at_ns))
+        events.chain(messages).chain(operations).map(|at_ns| time_ns(of, correction, at_ns))
     });
     let start_ns = times.min().unwrap_or(0);
     let process = |(recorded, correction): (&Recorded, &Correction)| {
@@ -159,6 +168,7 @@ fn connection(
         name: format!("{role}: {}", record.ends),
         title: format!("{role} {number}, {} to {other}", record.device),
         spans: record.events.iter().enumerate().filter_map(span).collect(),
+        lanes: messages::lanes(record, us),
         events: record.events.iter().map(|event| (us(event.at_ns), *event)).collect(),
         verdict: record.verdict.as_str().to_owned(),
     }
@@ -168,7 +178,7 @@ fn connection(
 mod tests {
     use invar_core::metrics::MemoryNumbers;
     use invar_core::peer_clock::PeerClock;
-    use invar_core::recorder::Header;
+    use invar_core::recorder::{Header, MessageTimes};
     use invar_core::stall::{EndView, Process};
 
     use super::*;
@@ -230,6 +240,33 @@ mod tests {
             labels.map(|event| event["args"]["labels"].as_str().unwrap()).collect();
         let moved = "clock -59999.750 ms, within 0.001 ms";
         assert_eq!(labels, ["clock +0.000 ms, within 0.000 ms", moved]);
+    }
+
+    #[test]
+    fn each_lane_of_messages_is_a_row_below_its_connection_and_no_messages_are_none() {
+        let plain = recorded(Role::Sender, 0);
+        let mut timed = recorded(Role::Receiver, 0);
+        let posted =
+            |asked_ns| MessageTimes { asked_ns, posted_ns: asked_ns, ..Default::default() };
+        timed.records[0].1.note_messages(&[500_000, 600_000].map(posted));
+        let trace = trace(&[plain, timed]);
+        let events = trace["traceEvents"].as_array().unwrap();
+        let bars = events.iter().filter(|of| of["name"] == "receive of 0 bytes");
+        let bars: Vec<_> = bars.map(|of| (of["pid"].as_u64(), of["ts"].as_f64())).collect();
+        // The first message begins before the first event.
+        assert_eq!(bars, [(Some(1), Some(0.0)), (Some(1), Some(100.0))]);
+        let rows = |pid: u64| {
+            let of_pid = move |of: &&Value| of["pid"] == pid && of["name"] == "thread_sort_index";
+            let row = |of: &Value| (of["args"]["sort_index"].as_u64(), of["tid"].as_u64());
+            let mut rows: Vec<_> = events.iter().filter(of_pid).map(row).collect();
+            rows.sort_unstable();
+            rows.into_iter().map(|(_, tid)| tid).collect::<Vec<_>>()
+        };
+        assert_eq!((rows(0).len(), rows(1).len()), (1, 3));
+        let tid_of = |ts: f64| {
+            events.iter().find(|of| of["ts"] == ts && of["ph"] == "X").map(|of| of["tid"].as_u64())
+        };
+        assert_eq!(rows(1)[1..], [tid_of(0.0).unwrap(), tid_of(100.0).unwrap()]);
     }
 
     #[test]

@@ -34,6 +34,7 @@ pub use value::Allowed;
 use core::fmt;
 
 use crate::device::{NameFilter, PciDistance};
+use crate::stall::FlightRecorder;
 use choice::GDR_LEVELS;
 use value::Value;
 
@@ -302,10 +303,11 @@ params! {
     /// A connection or a collective that stands still for this time is reported, with its cause, and again
     /// after twice the time. 0: never.
     INVAR_STALL_MS => stall_ms: u32 = "10000", int(0, 86_400_000), unit: "ms";
-    /// 0 keeps no flight recorder, which `invar inspect` and `invar trace` read.
-    INVAR_RECORDER => recorder: bool = "1", FLAG;
+    /// Level of the flight recorder, which `invar inspect` and `invar trace` read. 0 keeps nothing, 1 keeps events. 2
+    /// also keeps the times of each connection's last 40 messages, for which every call takes longer.
+    INVAR_RECORDER => recorder: FlightRecorder = "1", int(0, 2);
     /// Shows the metrics of this user's processes for Prometheus: `127.0.0.1:PORT` or `unix:PATH` over HTTP,
-    /// `file:PATH` in a file for node_exporter. Empty shows none. Needs INVAR_RECORDER=1.
+    /// `file:PATH` in a file for node_exporter. Empty shows none. Needs INVAR_RECORDER=1 or 2.
     INVAR_METRICS => metrics: Option<MetricsPlace<'a>> = "", Allowed::Metrics;
     /// Each rank writes to this file what each message over the network waited for, as a trace for Chrome
     /// and Perfetto. `%c` stands for the communicator's number, as `invar top` shows it, and `%r` for the

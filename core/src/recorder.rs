@@ -2,9 +2,11 @@
 //!
 //! A [`Record`] is fed with the end's [`EndView`] now and then, and keeps the changes as [`Event`]s. A host
 //! writes the record to a file after each change; see [`Record::to_bytes`]. A [`RankRecord`] keeps the operations
-//! of a rank of a communicator in the same file.
+//! of a rank of a communicator in the same file. A [`MessageRing`] keeps the times of an end's last messages, which
+//! the host may copy to the record.
 
 mod event;
+mod message;
 mod rank;
 
 use static_assertions::assert_eq_size;
@@ -15,14 +17,18 @@ use crate::metrics::{BUCKETS, EndNumbers, Histogram, MemoryNumbers};
 use crate::nic::NicCounters;
 use crate::peer_clock::PeerClock;
 use crate::stall::{EndView, Process, Role, VIEW_BYTES, ViewBytes};
+use message::{MESSAGES_BYTES, MessagesBytes};
 
 pub use event::{EVENT_BYTES, Event, EventKind};
+pub use message::{MESSAGES, MessageRing, MessageTimes};
 pub use rank::{
     OPERATION_TEXT_BYTES, OPERATIONS, RANK_RECORD_BYTES, RankOperation, RankRecord, RankWait,
 };
 
-/// Bytes of a record.
+/// Bytes of a record without messages.
 pub const RECORD_BYTES: usize = size_of::<RecordBytes>();
+/// Bytes of a record with messages.
+pub const RECORD_BYTES_MAX: usize = RECORD_BYTES + MESSAGES_BYTES;
 /// Bytes of a file's header.
 pub const HEADER_BYTES: usize = size_of::<HeaderBytes>();
 /// Place of the process' numbers in a file's header, which its process writes anew when they have changed.
@@ -42,7 +48,7 @@ const MERGE_NS: u64 = 1_000_000_000;
 const NO_CLOCK: PeerClock = PeerClock { ahead_ns: 0, uncertainty_ns: u64::MAX };
 
 const MAGIC: [u8; 8] = *b"INVARREC";
-const VERSION: u32 = 6;
+const VERSION: u32 = 7;
 
 /// The header of a file of records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,6 +115,8 @@ pub struct Record {
     pub verdict: heapless::String<VERDICT_BYTES>,
     /// The last events, oldest first.
     pub events: heapless::Deque<Event, EVENTS>,
+    /// The last messages, oldest first; empty if their times are not kept.
+    pub messages: heapless::Vec<MessageTimes, MESSAGES>,
 }
 
 /// ```text
@@ -119,14 +127,17 @@ pub struct Record {
 ///      |      |          |     | events  |      |      |      |         |        |
 ///      +------+----------+-----+---------+------+------+------+---------+--------+
 ///      3128     3192   3256    3296      3688       3768     3776    3784      3792    3796   3800    3808
-///      | device | peer | end's | latency | device's | number | ahead | within  | number | rails | fail- | turn |
-///      |        |      | num-  | buckets | counters |        |       |         | of     | down  | overs |      |
-///      |        |      | bers  |         |          |        |       |         | rails  |       |       |      |
+///      | device | peer | end's | latency | device's | number | ahead | within  | number | rails | fail- |
+///      |        |      | num-  | buckets | counters |        |       |         | of     | down  | overs |
+///      |        |      | bers  |         |          |        |       |         | rails  |       |       |
+///      3808                 3816   3824
+///      | number of messages | turn |
 /// ```
 ///
-/// The peer's clock is ahead by `ahead`, give or take `within`; the latter has all bits set if that is unknown.
+/// The peer's clock is ahead by `ahead`, give or take `within`; the latter has all bits set if that is unknown. If
+/// there are messages, [`MessagesBytes`] follow.
 ///
-/// Both turns are equal unless the writer is at work.
+/// All turns are equal unless the writer is at work.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 struct RecordBytes {
@@ -154,10 +165,11 @@ struct RecordBytes {
     rail_count: U32,
     rails_down: U32,
     failovers: U64,
+    messages_len: U64,
     turn_again: U64,
 }
 
-assert_eq_size!(RecordBytes, [u8; 3816]);
+assert_eq_size!(RecordBytes, [u8; 3824]);
 assert_eq_size!(ViewBytes, [u8; VIEW_BYTES]);
 
 /// Why bytes are no record.
@@ -258,6 +270,7 @@ impl Record {
             nic: NicCounters::default(),
             verdict: heapless::String::new(),
             events: heapless::Deque::new(),
+            messages: heapless::Vec::new(),
         };
         record.push(EventKind::Opened, 0, now_ns);
         record
@@ -297,6 +310,11 @@ impl Record {
         self.push(EventKind::Stall, 0, now_ns);
     }
 
+    /// Takes the times of the last messages, oldest first, at most [`MESSAGES`].
+    pub fn note_messages(&mut self, messages: &[MessageTimes]) {
+        self.messages = messages.iter().copied().take(MESSAGES).collect();
+    }
+
     /// Notes that the connection has ended.
     pub fn closed(&mut self, now_ns: u64) {
         self.push(EventKind::Closed, 0, now_ns);
@@ -327,8 +345,9 @@ impl Record {
         let _ = self.events.push_back(Event { at_ns, kind, begun, done, untested, detail });
     }
 
-    /// Converts the record to bytes. `turn` is another number for each write.
-    pub fn to_bytes(&self, turn: u64) -> [u8; RECORD_BYTES] {
+    /// Converts the record to bytes: [`RECORD_BYTES`], or [`RECORD_BYTES_MAX`] if it has messages. `turn` is another
+    /// number for each write.
+    pub fn to_bytes(&self, turn: u64) -> heapless::Vec<u8, RECORD_BYTES_MAX> {
         let mut b = RecordBytes::new_zeroed();
         (b.turn, b.turn_again) = (turn.into(), turn.into());
         b.qpn = self.qpn.into();
@@ -359,7 +378,14 @@ impl Record {
         b.rail_count = u32::from(self.rail_count).into();
         b.rails_down = u32::from(self.rails_down).into();
         b.failovers = self.failovers.into();
-        zerocopy::transmute!(b)
+        b.messages_len = (self.messages.len() as u64).into();
+        let mut bytes: heapless::Vec<u8, RECORD_BYTES_MAX> = heapless::Vec::new();
+        // There is room for both parts.
+        let _ = bytes.extend_from_slice(b.as_bytes());
+        if !self.messages.is_empty() {
+            let _ = bytes.extend_from_slice(MessagesBytes::new(&self.messages, turn).as_bytes());
+        }
+        bytes
     }
 
     /// Reads a record; `None` if nothing was ever written there. Text that cannot be printed becomes
@@ -368,13 +394,14 @@ impl Record {
     /// # Errors
     /// The bytes are no record.
     pub fn parse(bytes: &[u8]) -> Result<Option<Self>, RecordError> {
-        let (b, _) =
-            RecordBytes::ref_from_prefix(bytes).map_err(|_| RecordError::Short(bytes.len()))?;
-        if b.turn.get() != b.turn_again.get() {
+        let short = || RecordError::Short(bytes.len());
+        let (b, rest) = RecordBytes::ref_from_prefix(bytes).map_err(|_| short())?;
+        let turn = b.turn.get();
+        if turn != b.turn_again.get() {
             return Err(RecordError::Torn);
         }
         let role = match b.role.get() {
-            0 if b.turn.get() == 0 => return Ok(None),
+            0 if turn == 0 => return Ok(None),
             1 => Role::Sender,
             2 => Role::Receiver,
             other => return Err(RecordError::Field { what: "the role", value: other.into() }),
@@ -383,6 +410,13 @@ impl Record {
         let Some(events) = b.events.get(..len) else {
             let what = "the number of events";
             return Err(RecordError::Field { what, value: len as u64 });
+        };
+        let messages = match b.messages_len.get() {
+            0 => heapless::Vec::new(),
+            len => {
+                let (b, _) = MessagesBytes::ref_from_prefix(rest).map_err(|_| short())?;
+                b.parse(len, turn)?
+            }
         };
         let clock =
             PeerClock { ahead_ns: b.clock_ahead_ns.get(), uncertainty_ns: b.clock_within_ns.get() };
@@ -412,6 +446,7 @@ impl Record {
             nic: NicCounters::from_array(b.nic.map(U64::get)),
             verdict: text(&b.verdict),
             events: heapless::Deque::new(),
+            messages,
         };
         for event in events {
             // As many fit as a record has.

@@ -16,6 +16,7 @@
 //! A watch needs no counter on the data path. It compares numbers that a comm has anyway, and the host notes
 //! a call of the program only now and then.
 
+mod flight_recorder;
 mod judge;
 mod other_wait;
 mod path;
@@ -23,6 +24,7 @@ mod verdict;
 mod view;
 mod watch;
 
+pub use flight_recorder::FlightRecorder;
 pub use judge::{Contact, judge};
 pub use other_wait::{OtherPeer, ProcessWait};
 pub(crate) use path::{PathRows, PathVerdict, PathWatch, suspect_after_ns};

@@ -3,7 +3,7 @@
 
 #![no_main]
 
-use invar_core::recorder::{Header, RECORD_BYTES, Record};
+use invar_core::recorder::{Header, RECORD_BYTES, RECORD_BYTES_MAX, Record};
 use invar_core::rendezvous::RankView;
 use libfuzzer_sys::fuzz_target;
 
@@ -13,11 +13,11 @@ fuzz_target!(|bytes: &[u8]| {
         assert_eq!(RankView::parse(&view.to_bytes()), Some(view));
     }
     let mut whole = bytes.to_vec();
-    whole.resize(RECORD_BYTES, 0);
+    whole.resize(RECORD_BYTES_MAX, 0);
     // Equal turns, or all but a few inputs would be torn.
-    let (turn, rest) = whole.split_at_mut(8);
-    let end = rest.len() - 8;
-    rest[end..].copy_from_slice(turn);
+    for end in [RECORD_BYTES, RECORD_BYTES_MAX] {
+        whole.copy_within(..8, end - 8);
+    }
     if let Ok(Some(record)) = Record::parse(&whole) {
         assert_eq!(Record::parse(&record.to_bytes(1)), Ok(Some(record)));
     }

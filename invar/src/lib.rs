@@ -152,6 +152,7 @@ pub use invar_core::param::{
     Readers, Subnet, TransportChoice,
 };
 pub use invar_core::rendezvous::{UniqueId, UniqueIdError};
+pub use invar_core::stall::FlightRecorder;
 pub use invar_linux::rendezvous::secret_of;
 pub use launcher::{Launch, Launcher, Meeting};
 /// The levels of the crate `log`, for [`LogFilter`].

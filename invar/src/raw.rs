@@ -23,6 +23,7 @@ mod peer;
 mod queue_pair;
 mod recorded;
 mod socket;
+mod timed;
 
 pub use crate::device::{Keys, deregister, queue_pair, register, register_gpu};
 pub use crate::staged::{HostCopy, gpu_of};
@@ -51,6 +52,7 @@ pub use invar_core::error::{CompletionError, LineError, RecoveryError, Report};
 pub use invar_core::metrics::EndNumbers;
 pub use invar_core::nic::NicCounters;
 pub use invar_core::peer_clock::PeerClock;
+pub use invar_core::recorder::MessageTimes;
 pub use invar_core::socket::{HelloError, SocketFrameError};
 pub use invar_core::stall::{Cause, EndView, OtherPeer, Process, Role, Verdict, Wait};
 pub use invar_cuda::gdr::NicReach;

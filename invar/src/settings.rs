@@ -413,7 +413,7 @@ fn conn_settings(params: &Params<'_>, program: conn::CommSettings) -> conn::Comm
         stall: StallSettings {
             after_ns: u64::from(params.stall_ms) * 1_000_000,
             process: Process::new(std::process::id(), &hostname()),
-            is_recorded: params.recorder,
+            recorder: params.recorder,
             process_wait: Some(&PROCESS_WAIT),
             ..program.stall
         },

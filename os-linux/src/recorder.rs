@@ -13,15 +13,17 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use invar_core::metrics::MemoryNumbers;
 use invar_core::recorder::{
-    HEADER_BYTES, Header, NUMBERS_AT, RANK_RECORD_BYTES, RECORD_BYTES, RankRecord, Record,
-    RecordError,
+    HEADER_BYTES, Header, NUMBERS_AT, RANK_RECORD_BYTES, RECORD_BYTES, RECORD_BYTES_MAX,
+    RankRecord, Record, RecordError,
 };
 use invar_core::stall::Process;
 
 use crate::clock::now_ns;
 
-/// Bytes of each record in a file, and of the header.
-const PLACE_BYTES: usize = 4096;
+/// Bytes of each record in a file, and of the header. The second page has only messages of a connection. Without
+/// messages nobody writes it, so it is a hole in the file and takes no memory.
+const PLACE_BYTES: usize = 2 * PAGE_BYTES;
+const PAGE_BYTES: usize = 4096;
 /// The most connections and ranks of a process that are recorded at one time.
 const PLACES: usize = 4096;
 /// A file grows beyond this number of places only if more connections and ranks are open at one time.
@@ -38,7 +40,10 @@ pub const OTHERS_BYTES_MAX: u64 = 64 << 20;
 const SAME_PID_MAX: u32 = 16;
 
 const _: () = assert!(
-    RECORD_BYTES <= PLACE_BYTES && RANK_RECORD_BYTES <= PLACE_BYTES && HEADER_BYTES <= PLACE_BYTES
+    RECORD_BYTES_MAX <= PLACE_BYTES
+        && RECORD_BYTES <= PAGE_BYTES
+        && RANK_RECORD_BYTES <= PAGE_BYTES
+        && HEADER_BYTES <= PAGE_BYTES
 );
 
 /// The file of this process.

@@ -177,7 +177,7 @@ mod tests {
         let event = |kind| Event { at_ns: 0, kind, begun: 0, done: 0, untested: 0, detail: 0 };
         let events = kinds.iter().map(|kind| (5e5, event(*kind))).collect();
         let (name, title, verdict) = (String::new(), title.to_owned(), String::new());
-        TraceRow { number: 0, name, title, spans, events, verdict }
+        TraceRow { number: 0, name, title, spans, lanes: Vec::new(), events, verdict }
     }
 
     fn process(name: &str, rows: Vec<TraceRow>) -> TracedProcess {

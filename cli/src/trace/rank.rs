@@ -30,7 +30,7 @@ pub(super) fn row(record: &RankRecord, number: usize, us: &impl Fn(u64) -> f64) 
         }
     }
     let (title, events, verdict) = (name.clone(), Vec::new(), String::new());
-    TraceRow { number, name, title, spans, events, verdict }
+    TraceRow { number, name, title, spans, lanes: Vec::new(), events, verdict }
 }
 
 #[cfg(test)]

@@ -166,3 +166,87 @@ fn a_client_whose_server_is_stopped_names_the_process_of_the_server() {
     };
     assert!(stderr.lines().any(names_it), "{stderr}");
 }
+
+/// A run of `invar perf` between two processes, at a level of the recorder.
+fn perf_at(dir: &Dir, transport: &str, level: &str) -> [Run; 2] {
+    let invar = |args: &[&str]| {
+        let mut command = dir.invar(args);
+        command.env("INVAR_TRANSPORT", transport).env("INVAR_RECORDER", level);
+        command
+    };
+    let (server, addr) = server(&mut invar(&["perf", "--server", "127.0.0.1:0"]));
+    let args = ["perf", "--connect", &addr, "-b", "64K", "-e", "64K", "-n", "100000000"];
+    [server, Run::start(&mut invar(&args))]
+}
+
+/// The bars of messages in the trace of a process.
+fn message_bars(dir: &Dir, pid: &str) -> Vec<serde_json::Value> {
+    let file = dir.path().join("trace.json");
+    Run::start(&mut dir.invar(&["trace", pid, "-o", &file.display().to_string()])).wait().ok();
+    let trace = json(&fs::read_to_string(&file).unwrap());
+    let events = trace["traceEvents"].as_array().expect("an array");
+    let is_bar = |of: &&serde_json::Value| of["ph"] == "X" && of["args"]["direction"].is_string();
+    events.iter().filter(is_bar).cloned().collect()
+}
+
+#[test]
+fn at_level_2_each_message_is_listed_with_its_times_and_is_a_bar_in_a_trace() {
+    for transport in ["soft", "socket"] {
+        let dir = Dir::new();
+        let runs = perf_at(&dir, transport, "2");
+        for (run, direction) in runs.iter().zip(["receive", "send"]) {
+            let pid = run.0.id().to_string();
+            let has_tested = |of: &serde_json::Value| {
+                of["messages"].as_array().is_some_and(|all| {
+                    all.iter().any(|of| of["bytes"] == 64 << 10 && of["untested_us"].is_number())
+                })
+            };
+            until("a tested message", || any_connection(&dir, &pid, has_tested));
+            let start = format!("  {direction} ");
+            let is_listed = |line: &str| {
+                line.contains(&start)
+                    && [": 65536 bytes, tag 0x", ", request ", ": waited ", " us, tested "]
+                        .iter()
+                        .all(|part| line.contains(part))
+            };
+            until("a line for it", || {
+                let outcome = Run::start(&mut dir.invar(&["inspect", &pid])).wait();
+                outcome.ok().stdout.lines().any(is_listed)
+            });
+            let bars = message_bars(&dir, &pid);
+            let is_whole = |of: &serde_json::Value| {
+                let args = &of["args"];
+                of["name"] == format!("{direction} of 65536 bytes")
+                    && args["direction"] == direction
+                    && args["bytes"] == 64 << 10
+                    && ["number", "request", "tag"].iter().all(|key| args[key].is_u64())
+            };
+            assert!(bars.iter().any(is_whole), "{transport}: {bars:?}");
+            for of in &bars {
+                let follows = |other: &serde_json::Value| {
+                    let [start, dur] = [of["ts"].as_f64(), of["dur"].as_f64()];
+                    // Text may round the sum up.
+                    let end = start.zip(dur).map(|(start, dur)| start + dur - 1e-3);
+                    other["tid"] != of["tid"]
+                        || other == of
+                        || other["ts"].as_f64() >= end
+                        || other["ts"].as_f64() < start
+                };
+                assert!(bars.iter().all(follows), "{transport}: {of} and others of its row");
+            }
+        }
+    }
+}
+
+#[test]
+fn at_level_1_no_message_is_kept() {
+    let dir = Dir::new();
+    let runs = perf_at(&dir, "soft", "1");
+    for run in &runs {
+        let pid = run.0.id().to_string();
+        until("messages", || any_connection(&dir, &pid, |of| of["done"].as_u64() > Some(0)));
+        let has_any = |of: &serde_json::Value| of["messages"] != serde_json::json!([]);
+        assert!(!any_connection(&dir, &pid, has_any));
+        assert!(message_bars(&dir, &pid).is_empty());
+    }
+}

@@ -3,7 +3,7 @@
 use super::base::Gate;
 use super::rails::RailStates;
 use super::recovery::RecoveryStage;
-use super::{RecvComm, SendComm};
+use super::{RecvComm, Request, SendComm};
 use crate::conn::Stream;
 use crate::error::{Ends, Error, Report};
 use crate::metrics::EndNumbers;
@@ -65,6 +65,11 @@ macro_rules! both {
             #[inline(always)]
             pub fn notes_call(&self) -> bool {
                 self.base.stalls.is_armed()
+            }
+
+            /// Whether all completions of a request have come and the program has not tested it yet.
+            pub fn is_done(&mut self, request: &Request) -> bool {
+                self.base.reqs.at(request.raw()).is_done(request.raw())
             }
 
             /// The watch over this end.

@@ -52,6 +52,11 @@ fn every_kind_of_value_is_read() {
     assert_eq!(with("NCCL_IB_GID_INDEX", "-0x1").unwrap().ib_gid_index, None);
     assert_eq!(with("NCCL_IB_ADAPTIVE_ROUTING", "1").unwrap().ib_adaptive_routing, Some(true));
     assert_eq!(with("INVAR_WIRE", "nccl-2.14").unwrap().wire, Wire::Nccl214);
+    for (level, recorder) in
+        [("0", FlightRecorder::Off), ("", FlightRecorder::Events), ("2", FlightRecorder::Messages)]
+    {
+        assert_eq!(with("INVAR_RECORDER", level).unwrap().recorder, recorder);
+    }
     assert_eq!(with("NCCL_SOCKET_FAMILY", "AF_INET6").unwrap().socket_family, AddressFamily::Inet6);
     for (level, distance) in
         [("PHB", PciDistance::Phb), ("3", PciDistance::Phb), ("PXN", PciDistance::Pxb)]
@@ -81,6 +86,7 @@ fn what_is_not_allowed_is_an_error_that_names_the_variable() {
         ("NCCL_IB_TIMEOUT", "22s", "NCCL_IB_TIMEOUT=22s: must be a number from 0 to 31"),
         ("NCCL_IB_TIMEOUT", " ", "NCCL_IB_TIMEOUT= : must be a number from 0 to 31"),
         ("NCCL_IB_DISABLE", "yes", "NCCL_IB_DISABLE=yes: must be a number from 0 to 1"),
+        ("INVAR_RECORDER", "3", "INVAR_RECORDER=3: must be a number from 0 to 2"),
         (
             "NCCL_IB_GID_INDEX",
             "-2",

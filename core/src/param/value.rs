@@ -4,6 +4,7 @@ use core::fmt;
 
 use super::{PortRange, Subnet};
 use crate::device::NameFilter;
+use crate::stall::FlightRecorder;
 
 /// The values that may be written. Displays as the end of "must be …".
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,6 +125,17 @@ impl<T: Number> Value<'_> for T {
 impl Value<'_> for bool {
     fn from_text(text: &str, allowed: &Allowed) -> Option<Self> {
         u8::from_text(text, allowed).map(|number| number != 0)
+    }
+}
+
+impl Value<'_> for FlightRecorder {
+    fn from_text(text: &str, allowed: &Allowed) -> Option<Self> {
+        match u8::from_text(text, allowed)? {
+            0 => Some(FlightRecorder::Off),
+            1 => Some(FlightRecorder::Events),
+            2 => Some(FlightRecorder::Messages),
+            _ => None,
+        }
     }
 }
 

@@ -8,6 +8,9 @@ use super::*;
 use crate::error::status_name;
 use crate::nic::WcStatus;
 
+/// Place of the number of messages in a record.
+const MESSAGES_LEN_AT: usize = core::mem::offset_of!(RecordBytes, messages_len);
+
 fn view(begun: u64, done: u64) -> EndView {
     EndView { process: Process::new(7, "a"), begun, done, ..EndView::default() }
 }
@@ -93,6 +96,18 @@ fn what_is_no_record_is_refused_in_words() {
     let mut torn = bytes;
     torn[0] += 1;
     assert_eq!(Record::parse(&torn), Err(RecordError::Torn));
+    let mut timed = record;
+    timed.note_messages(&[MessageTimes::default(); 2]);
+    let bytes = timed.to_bytes(3);
+    let cut = &bytes[..RECORD_BYTES_MAX - 1];
+    assert_eq!(Record::parse(cut), Err(RecordError::Short(RECORD_BYTES_MAX - 1)));
+    let mut torn = bytes.clone();
+    torn[RECORD_BYTES_MAX - 8] += 1;
+    assert_eq!(Record::parse(&torn), Err(RecordError::Torn));
+    let mut too_many = bytes;
+    too_many[MESSAGES_LEN_AT] = MESSAGES as u8 + 1;
+    let (what, value) = ("the number of messages", MESSAGES as u64 + 1);
+    assert_eq!(Record::parse(&too_many), Err(RecordError::Field { what, value }));
     let memory = MemoryNumbers { registrations: 1, registration_hits: 2, staged_bytes: 3 };
     let header = Header { process: Process::new(7, "a"), unix_offset_ns: -5, memory };
     let bytes = header.to_bytes();
@@ -109,6 +124,26 @@ fn any_view() -> impl Strategy<Value = EndView> {
     any::<[[u8; 32]; 3]>().prop_map(|bytes| {
         let bytes = bytes.concat();
         EndView::parse(ViewBytes::ref_from_bytes(&bytes).unwrap())
+    })
+}
+
+fn any_message() -> impl Strategy<Value = MessageTimes> {
+    (any::<[u64; 6]>(), any::<[u32; 3]>()).prop_map(|(numbers, [request, tag, buffers])| {
+        let [number, bytes, asked_ns, posted_ns, done_ns, tested_ns] = numbers;
+        // An odd number is a step that the message has not reached.
+        let time = |ns: u64| (ns % 2 == 0).then_some(ns);
+        let (done_ns, tested_ns) = (time(done_ns), time(tested_ns));
+        MessageTimes {
+            number,
+            request,
+            tag,
+            buffers,
+            bytes,
+            asked_ns,
+            posted_ns,
+            done_ns,
+            tested_ns,
+        }
     })
 }
 
@@ -132,7 +167,8 @@ proptest! {
         (ends, device) in ("[ -~]{0,256}", "[ -~]{0,64}"),
         (peer, verdict) in ("[ -~]{0,64}", "[ -~]{0,704}"),
         numbers: [u64; 5], nic: [u64; NicCounters::COUNT],
-        events in prop::collection::vec(any_event(), 0..=EVENTS), turn: u64,
+        events in prop::collection::vec(any_event(), 0..=EVENTS),
+        messages in prop::collection::vec(any_message(), 0..=MESSAGES), turn: u64,
     ) {
         let role = if is_sender { Role::Sender } else { Role::Receiver };
         let mut record = Record::new(role, qpn, &ends, view, looked_ns);
@@ -144,20 +180,22 @@ proptest! {
         record.nic = NicCounters::from_array(nic);
         record.events.clear();
         record.events.extend(events);
+        record.note_messages(&messages);
         prop_assert_eq!(Record::parse(&record.to_bytes(turn)), Ok(Some(record)));
     }
 
     #[test]
     fn no_bytes_make_it_panic(
-        bytes in prop::collection::vec(any::<u8>(), 0..RECORD_BYTES + 8),
-        role in 0u8..4, len in 0u8..80,
+        bytes in prop::collection::vec(any::<u8>(), 0..RECORD_BYTES_MAX + 8),
+        role in 0u8..4, len in 0u8..80, messages in 0u64..50,
     ) {
         let mut bytes = bytes;
-        bytes.resize(RECORD_BYTES, 0);
+        bytes.resize(RECORD_BYTES_MAX, 0);
         (bytes[12], bytes[13], bytes[14], bytes[15]) = (role, 0, len, 0);
-        let (turn, rest) = bytes.split_first_chunk_mut::<8>().unwrap();
-        let end = rest.len() - 8;
-        rest[end..].copy_from_slice(turn);
+        bytes[MESSAGES_LEN_AT..][..8].copy_from_slice(&messages.to_le_bytes());
+        for end in [RECORD_BYTES, RECORD_BYTES_MAX] {
+            bytes.copy_within(..8, end - 8);
+        }
         let _ = Record::parse(&bytes);
         let _ = Header::parse(&bytes);
     }

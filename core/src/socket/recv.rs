@@ -1,6 +1,7 @@
 //! The receiving end of a connection (`net_socket.cc ncclNetSocketIrecv`, `ncclNetSocketTest`).
 
 mod parked;
+mod status;
 
 use core::ops::Range;
 
@@ -14,7 +15,6 @@ use crate::comm::Request;
 use crate::error::Error;
 use crate::fifo::{DEPTH_MAX, RECVS_MAX};
 use crate::request::RequestRing;
-use crate::stall::Counts;
 use parked::Parked;
 
 /// A quarter of the limits on what a sender may send ahead. When the unannounced buffers reach one of
@@ -232,11 +232,6 @@ impl Receiver {
         Err(end.filter(|_| is_cut_short).unwrap_or(Error::UnknownRequest(token)))
     }
 
-    /// Returns whether a receive is under way and not done.
-    pub fn is_waiting(&mut self, request: &Request) -> bool {
-        self.reqs.at(request.raw()).is_pending(request.raw())
-    }
-
     /// Returns the next action for `staged`: the bytes that main has brought and that are neither
     /// placed nor skipped. `None` means that there is nothing to do yet. Call again when a buffer is
     /// posted, or when more bytes arrive if [`Receiver::is_starved`].
@@ -377,28 +372,6 @@ impl Receiver {
             self.reqs.cut_short();
         }
         *self.end.get_or_insert(error)
-    }
-
-    /// How far the receives are, for [`stall`](crate::stall).
-    pub fn counts(&self) -> Counts {
-        Counts {
-            begun: self.posted,
-            done: self.filled,
-            seen: self.posted - self.buffers.len() as u64,
-            seen_tag: self.buffers.oldest_tag().unwrap_or(0),
-            untested: self.reqs.done(),
-            ..Counts::default()
-        }
-    }
-
-    /// Error that ended the connection.
-    pub fn end(&self) -> Option<Error> {
-        self.end
-    }
-
-    /// Number of receives that are posted and not yet tested as done.
-    pub fn outstanding(&self) -> usize {
-        self.reqs.live()
     }
 
     fn tell(&mut self, buf: Posted) {

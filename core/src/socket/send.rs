@@ -175,6 +175,11 @@ impl Sender {
         Err(self.end.filter(|_| is_cut_short).unwrap_or(Error::UnknownRequest(token)))
     }
 
+    /// Returns whether the sockets have taken all bytes of a send that is not yet tested as done.
+    pub fn is_done(&mut self, request: &Request) -> bool {
+        self.reqs.at(request.raw()).is_done(request.raw())
+    }
+
     /// Returns whether any bytes are to be written to main.
     pub fn has_outgoing(&self) -> bool {
         self.queued != self.written && self.end.is_none()

@@ -2,6 +2,7 @@
 
 use core::net::SocketAddr;
 
+use super::flight_recorder::FlightRecorder;
 use super::judge::{Contact, judge};
 use super::other_wait::{OtherPeer, ProcessWait};
 use super::verdict::Verdict;
@@ -28,8 +29,8 @@ pub struct StallSettings {
     /// Whether the program at this end judges its own waits, as the ranks of a communicator do. The watch
     /// then reports only what the connection itself does not do.
     pub is_judged_above: bool,
-    /// Whether the flight recorder keeps what the end does.
-    pub is_recorded: bool,
+    /// What the flight recorder keeps of the end.
+    pub recorder: FlightRecorder,
     /// The process of this end.
     pub process: Process,
     /// The longest wait of the process, if its ends share one.
@@ -229,7 +230,7 @@ impl Watch {
         if has_moved || self.looked_ns == 0 || !self.is_waiting_now(now_ns) {
             self.moved_ns = now_ns;
         }
-        if self.settings.is_recorded && self.role == Role::Sender {
+        if self.settings.recorder != FlightRecorder::Off && self.role == Role::Sender {
             if counts.is_recovering {
                 self.sampler.give_up();
             }
@@ -440,9 +441,9 @@ impl Watch {
         self.to_send(now_ns)
     }
 
-    /// Whether the flight recorder keeps what the end does.
-    pub fn is_recorded(&self) -> bool {
-        self.settings.is_recorded
+    /// What the flight recorder keeps of the end.
+    pub fn recorder(&self) -> FlightRecorder {
+        self.settings.recorder
     }
 
     /// The verdict on the stall that lasts now.

@@ -13,7 +13,7 @@ use invar_core::coll::{DataType, Operation, RedOp};
 use invar_core::metrics::RankNumbers;
 use invar_core::recorder::{RankOperation, RankRecord};
 use invar_core::rendezvous::{NOBODY, OperationText, RankView};
-use invar_core::stall::{Process, StallSettings};
+use invar_core::stall::{FlightRecorder, Process, StallSettings};
 use invar_linux::clock::now_ns;
 use invar_linux::rendezvous::{Attendant, GroupVerdict};
 
@@ -78,7 +78,7 @@ struct Watched {
 impl Board {
     /// Makes the board of a rank. All ranks know the communicator by one number.
     pub(super) fn new(rank: u32, communicator: u64, settings: &StallSettings) -> Self {
-        let StallSettings { after_ns, process, is_recorded, .. } = *settings;
+        let StallSettings { after_ns, process, recorder, .. } = *settings;
         let stuck_after = Duration::from_nanos(after_ns);
         let watched = Watched {
             state: (0, false, NOBODY, 0),
@@ -102,7 +102,7 @@ impl Board {
             links: OnceLock::new(),
             watched: Mutex::new(watched),
             facts: OnceLock::new(),
-            is_recorded,
+            is_recorded: recorder != FlightRecorder::Off,
             operations: Operations::new(),
             recording: Mutex::default(),
         }

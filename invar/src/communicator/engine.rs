@@ -443,13 +443,13 @@ pub(super) fn failed(bootstrap: &Bootstrap, error: Error) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Communicator, Hub, PortRange, Settings};
+    use crate::{Communicator, FlightRecorder, Hub, PortRange, Settings};
 
     #[test]
     fn an_all_to_all_in_place_gives_its_copy_back() {
         let (at, within) = (([127, 0, 0, 1], 0).into(), Duration::from_secs(60));
         let hub = Hub::listen(at, PortRange::ANY, 1, None, within).unwrap();
-        let settings = Settings::default().recorder(false);
+        let settings = Settings::default().recorder(FlightRecorder::Off);
         let communicator = Communicator::join(&hub.id(), 0, 1, &settings).unwrap();
         let mut data = [1_u64, 2, 3];
         communicator.all_to_all_in_place(&mut data).unwrap();

@@ -54,6 +54,10 @@ macro_rules! impl_end {
             fn snapshot(&self, counts: bool) -> Option<Snapshot> {
                 (**self).snapshot(counts)
             }
+
+            fn is_done(&mut self, request: &Request) -> bool {
+                (**self).is_done(request)
+            }
         }
     };
 }

@@ -79,6 +79,12 @@ pub trait End: Send {
         None
     }
 
+    /// Whether all completions of a request have come and the program has not tested it yet. An end that cannot tell
+    /// returns `false`.
+    fn is_done(&mut self, _request: &Request) -> bool {
+        false
+    }
+
     /// The fast path of a test, for a request of one size; see
     /// [`SendComm::test_fast`](invar_core::comm::SendComm::test_fast).
     #[inline(always)]

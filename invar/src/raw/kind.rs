@@ -21,7 +21,7 @@ pub enum AnySend {
     Socket(Box<SocketSend>),
     /// A sending end on the software NIC.
     Soft(Box<SendOn<SoftNic>>),
-    /// A sending end on a NIC that the caller brought.
+    /// A sending end on a NIC that the caller brought, or one whose messages the flight recorder times.
     Custom(Box<dyn SendEnd>),
 }
 
@@ -34,7 +34,7 @@ pub enum AnyRecv {
     Socket(Box<SocketRecv>),
     /// A receiving end on the software NIC.
     Soft(Box<RecvOn<SoftNic>>),
-    /// A receiving end on a NIC that the caller brought.
+    /// A receiving end on a NIC that the caller brought, or one whose messages the flight recorder times.
     Custom(Box<dyn RecvEnd>),
 }
 

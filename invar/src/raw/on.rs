@@ -272,6 +272,10 @@ impl<N: SharedNic, S: Stream + Send> End for On<comm::SendComm<N, S>, N> {
         self.comm.snapshot(counts.then(|| self.nic.counters()), self.now_ns())
     }
 
+    fn is_done(&mut self, request: &Request) -> bool {
+        self.comm.is_done(request)
+    }
+
     #[inline(always)]
     fn test_fast(&mut self, request: &Request) -> Fast<u32> {
         self.comm.test_fast(request)
@@ -381,6 +385,10 @@ impl<N: SharedNic, S: Stream + Send> End for On<comm::RecvComm<N, S>, N> {
 
     fn snapshot(&self, counts: bool) -> Option<Snapshot> {
         self.comm.snapshot(counts.then(|| self.nic.counters()), self.now_ns())
+    }
+
+    fn is_done(&mut self, request: &Request) -> bool {
+        self.comm.is_done(request)
     }
 
     #[inline(always)]

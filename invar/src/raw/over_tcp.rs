@@ -26,6 +26,7 @@ use super::kind::{AnyRecv, AnySend};
 use super::nic::GpuRange;
 use super::on::On;
 use super::queue_pair::QueuePair;
+use super::timed::{recv_end, send_end};
 use crate::Error;
 use crate::error::Kind;
 use crate::raw::Session;
@@ -155,7 +156,10 @@ struct Connected(Option<RecvComm>);
 
 impl Poll<AnyRecv> for Connected {
     fn poll(&mut self, _: u64) -> Result<Option<AnyRecv>, Error> {
-        Ok(self.0.take().map(|comm| AnyRecv::Socket(Box::new(On::new(comm, &())))))
+        Ok(self.0.take().map(|comm| {
+            let recorder = comm.watch().recorder();
+            recv_end(Box::new(On::new(comm, &())), recorder, AnyRecv::Socket)
+        }))
     }
 
     fn arm(&self, _: &mut Interest) {}
@@ -170,10 +174,10 @@ struct Connection {
 impl Poll<AnySend> for Connection {
     fn poll(&mut self, now_ns: u64) -> Result<Option<AnySend>, Error> {
         match self.connecting.poll(now_ns) {
-            Ok(comm) => {
-                Ok(comm
-                    .map(|comm| AnySend::Socket(Box::new(On::new(comm.watching(self.stall), &())))))
-            }
+            Ok(comm) => Ok(comm.map(|comm| {
+                let end = Box::new(On::new(comm.watching(self.stall), &()));
+                send_end(end, self.stall.recorder, AnySend::Socket)
+            })),
             Err(error) => Err(Error::reported(error, self.connecting.report(error))),
         }
     }

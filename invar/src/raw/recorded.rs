@@ -8,8 +8,8 @@ use invar_core::conn::StreamError;
 use invar_core::error::{Ends, Error as CoreError};
 use invar_core::metrics::EndNumbers;
 use invar_core::nic::NicCounters;
-use invar_core::recorder::{Event, EventKind, Record};
-use invar_core::stall::{EndView, Role, Verdict, Watch};
+use invar_core::recorder::{Event, EventKind, MessageTimes, Record};
+use invar_core::stall::{EndView, FlightRecorder, Role, Verdict, Watch};
 use invar_linux::clock::now_ns;
 
 use crate::recorder_place::{NoPlace, RecorderPlace};
@@ -31,6 +31,8 @@ pub struct Snapshot {
     pub nic: Option<NicCounters>,
     /// The state whose changes are events.
     pub state: EndState,
+    /// The last messages, oldest first, if their times are kept.
+    pub messages: Vec<MessageTimes>,
 }
 
 /// The state of an end whose changes the flight recorder keeps as events.
@@ -54,7 +56,7 @@ impl Snapshot {
         state: EndState,
         now_ns: u64,
     ) -> Option<Self> {
-        watch.is_recorded().then(|| Snapshot {
+        (watch.recorder() != FlightRecorder::Off).then(|| Snapshot {
             role: watch.role(),
             ends: ends.clone(),
             view: watch.view(now_ns),
@@ -62,6 +64,7 @@ impl Snapshot {
             numbers,
             nic,
             state,
+            messages: Vec::new(),
         })
     }
 }
@@ -103,7 +106,7 @@ impl Recording {
 
     /// Takes what a look has found.
     pub(super) fn look(&self, snapshot: &Snapshot) {
-        let Snapshot { role, ends, view, verdict, numbers, nic, state } = snapshot;
+        let Snapshot { role, ends, view, verdict, numbers, nic, state, messages } = snapshot;
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         let now_ns = now_ns();
         let Some(of_end) = &mut *open else {
@@ -115,6 +118,7 @@ impl Recording {
         let Open { record, verdict: told, written_ns, counted_ns, has_moved, place, .. } = of_end;
         (record.role, record.qpn, record.numbers) = (*role, ends.qpn, *numbers);
         (record.rail_count, record.rails_down) = (state.rails.count, state.rails.down);
+        record.note_messages(messages);
         if let Some(nic) = nic {
             (record.nic, *counted_ns, *has_moved) = (*nic, now_ns, false);
         }
@@ -158,7 +162,7 @@ fn is_failure(error: CoreError, view: &EndView) -> bool {
 
 impl Open {
     fn new(snapshot: &Snapshot, now_ns: u64) -> Option<Self> {
-        let Snapshot { role, ends, view, verdict, numbers, nic, state } = snapshot;
+        let Snapshot { role, ends, view, verdict, numbers, nic, state, messages } = snapshot;
         let place = match RecorderPlace::take(view.process) {
             Ok(place) => place,
             Err(NoPlace::NoFile) => return None,
@@ -179,6 +183,7 @@ impl Open {
         (record.numbers, record.nic) = (*numbers, nic.unwrap_or_default());
         (record.number, record.peer_clock) = (ends.number, ends.peer_clock);
         (record.rail_count, record.rails_down) = (state.rails.count, state.rails.down);
+        record.note_messages(messages);
         place.write(|turn| record.to_bytes(turn));
         trace(&record);
         let (written_ns, counted_ns) = (now_ns, now_ns);

@@ -121,6 +121,10 @@ impl End for SocketSend {
         // The kernel counts for all programs, and not for one.
         self.comm.snapshot(None, clock::now_ns())
     }
+
+    fn is_done(&mut self, request: &Request) -> bool {
+        self.comm.is_done(request)
+    }
 }
 
 impl SendEnd for SocketSend {
@@ -199,6 +203,10 @@ impl End for SocketRecv {
     fn snapshot(&self, _: bool) -> Option<Snapshot> {
         // The kernel counts for all programs, and not for one.
         self.comm.snapshot(None, clock::now_ns())
+    }
+
+    fn is_done(&mut self, request: &Request) -> bool {
+        self.comm.is_done(request)
     }
 }
 

@@ -13,6 +13,7 @@ use invar_core::param::{
     AddressFamily, LogFormat, LogLevel, MetricsPlace, NcclDebug, PortRange, Subnet,
     TransportChoice, Wire,
 };
+use invar_core::stall::FlightRecorder;
 
 use super::{Settings, remarks};
 
@@ -342,9 +343,14 @@ impl Settings {
         self.with("INVAR_STALL_MS", time.as_nanos().div_ceil(1_000_000))
     }
 
-    /// Sets whether connections keep a flight recorder (`INVAR_RECORDER`).
-    pub fn recorder(self, on: bool) -> Self {
-        self.with("INVAR_RECORDER", u8::from(on))
+    /// Sets what the flight recorder keeps (`INVAR_RECORDER`). By default it keeps events.
+    pub fn recorder(self, recorder: FlightRecorder) -> Self {
+        let level = match recorder {
+            FlightRecorder::Off => 0,
+            FlightRecorder::Events => 1,
+            FlightRecorder::Messages => 2,
+        };
+        self.with("INVAR_RECORDER", level)
     }
 
     /// Shows the metrics of this user's processes for Prometheus (`INVAR_METRICS`). Only the first place

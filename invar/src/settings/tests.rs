@@ -4,6 +4,7 @@ use invar_core::auth::Secret;
 use invar_core::device::PciDistance;
 use invar_core::nic::LinkLayer;
 use invar_core::param::{MetricsPlace, Subnet};
+use invar_core::stall::FlightRecorder;
 use invar_linux::tcp::Congestion;
 
 use super::*;
@@ -127,7 +128,7 @@ fn each_method() -> Vec<(Settings, &'static str, &'static str)> {
         (new().suspect_after(Duration::ZERO), "INVAR_SUSPECT_AFTER_MS", "0"),
         (new().spin_for(Duration::from_millis(2)), "INVAR_SPIN_US", "2000"),
         (new().stall_after(Duration::from_secs(3)), "INVAR_STALL_MS", "3000"),
-        (new().recorder(false), "INVAR_RECORDER", "0"),
+        (new().recorder(FlightRecorder::Messages), "INVAR_RECORDER", "2"),
         (new().metrics(MetricsPlace::Unix("/a")), "INVAR_METRICS", "unix:/a"),
         (new().proxy_trace(Path::new("/tmp/%r")), "INVAR_PROXY_TRACE", "/tmp/%r"),
         (new().collective_timeout(Duration::from_secs(2)), "INVAR_COLL_TIMEOUT_MS", "2000"),

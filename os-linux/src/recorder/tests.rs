@@ -1,6 +1,7 @@
 use std::fs::Permissions;
 use std::os::unix::fs::{PermissionsExt, symlink};
 
+use invar_core::recorder::MessageTimes;
 use invar_core::stall::{EndView, Role};
 
 use super::*;
@@ -75,6 +76,32 @@ fn another_user_has_no_more_read_than_64_mib_and_the_own_files_are_all_read() {
         let read = paths.iter().filter(|path| reader.read(path).is_ok()).count();
         assert_eq!((read, reader.left_out()), (allowed, paths.len() - allowed));
     }
+}
+
+#[test]
+fn messages_are_read_with_their_record_and_not_with_a_later_one_of_the_same_place() {
+    let dir = private();
+    let mut file = RecorderFile::create(dir.path(), Process::new(1, "a")).unwrap();
+    let path = dir.path().join("1.rec");
+    let place = file.take_place().unwrap();
+    let mut timed = record(1);
+    timed.note_messages(&[MessageTimes { number: 9, done_ns: Some(5), ..MessageTimes::default() }]);
+    file.write(place, |turn| timed.to_bytes(turn)).unwrap();
+    assert_eq!(read(&path).unwrap().records, [(0, timed.clone())]);
+    // A writer that was killed on its way has written the record and not its messages.
+    let torn = dir.path().join("2.rec");
+    fs::copy(&path, &torn).unwrap();
+    let newer = timed.to_bytes(99);
+    let copy = OpenOptions::new().write(true).open(&torn).unwrap();
+    copy.write_all_at(&newer[..RECORD_BYTES], PLACE_BYTES as u64).unwrap();
+    let recorded = read(&torn).unwrap();
+    assert_eq!((recorded.records.len(), recorded.damaged), (0, 1));
+    // The file ends within the messages.
+    copy.write_all_at(&timed.to_bytes(1), PLACE_BYTES as u64).unwrap();
+    copy.set_len((PLACE_BYTES + RECORD_BYTES_MAX - 8) as u64).unwrap();
+    assert_eq!(read(&torn).unwrap().damaged, 1);
+    file.write(place, |turn| record(2).to_bytes(turn)).unwrap();
+    assert_eq!(read(&path).unwrap().records, [(0, record(2))]);
 }
 
 #[test]

@@ -112,6 +112,11 @@ impl RecvComm {
         Ok(received)
     }
 
+    /// Whether a receive has all its messages and is not yet tested as done.
+    pub fn is_done(&mut self, request: &Request) -> bool {
+        self.receiver.is_done(request)
+    }
+
     /// Checks whether the peer's host is still alive. Main does not detect this while it also has data
     /// to send. The call costs a system call, so a waiting end makes it only now and then. A waiting end
     /// notices by itself when the peer closes.

@@ -143,6 +143,11 @@ impl SendComm {
         .inspect(|sent| self.bytes += u64::from(sent.unwrap_or(0)))
     }
 
+    /// Whether the sockets have taken all bytes of a send that is not yet tested as done.
+    pub fn is_done(&mut self, request: &Request) -> bool {
+        self.sender.is_done(request)
+    }
+
     /// Checks whether the peer's end is still open, which an idle end does not notice by itself. The
     /// call costs a system call, so make it only now and then.
     ///

@@ -18,6 +18,7 @@ use crate::error::Kind;
 use crate::raw::kind::{AnyRecv, AnySend};
 use crate::raw::nic::SharedNic;
 use crate::raw::on::{On, RecvOn, SendOn};
+use crate::raw::timed::{recv_end, send_end};
 
 /// A listener that peers connect to.
 pub(crate) trait Listen: Send + Sync {
@@ -155,7 +156,11 @@ impl<N: SharedNic> Poll<AnySend> for Trying<Connector<N, OobStream>, WrapSend<N>
     fn poll(&mut self, now_ns: u64) -> Result<Option<AnySend>, Error> {
         match self.side.poll(now_ns) {
             Ok(None) => Ok(None),
-            Ok(Some(comm)) => Ok(Some((self.wrap)(Box::new(On::new(comm, &self.nic))))),
+            Ok(Some(comm)) => {
+                let recorder = comm.watch().recorder();
+                let end = Box::new(On::new(comm, &self.nic));
+                Ok(Some(send_end(end, recorder, self.wrap)))
+            }
             Err(error) => Err(Error::reported(error, self.side.report(error))),
         }
     }
@@ -169,7 +174,11 @@ impl<N: SharedNic> Poll<AnyRecv> for Trying<Acceptor<N, OobStream>, WrapRecv<N>,
     fn poll(&mut self, now_ns: u64) -> Result<Option<AnyRecv>, Error> {
         match self.side.poll(now_ns) {
             Ok(None) => Ok(None),
-            Ok(Some(comm)) => Ok(Some((self.wrap)(Box::new(On::new(comm, &self.nic))))),
+            Ok(Some(comm)) => {
+                let recorder = comm.watch().recorder();
+                let end = Box::new(On::new(comm, &self.nic));
+                Ok(Some(recv_end(end, recorder, self.wrap)))
+            }
             Err(error) => Err(Error::reported(error, self.side.report(error))),
         }
     }
