@@ -63,7 +63,7 @@ pub(crate) unsafe extern "C" fn listen(
     comm: *mut *mut c_void,
 ) -> Code {
     // SAFETY: The caller upholds this function's safety contract.
-    call(|| unsafe { start_listening(Context::new(None)?, device, handle, comm) })
+    call(|| unsafe { start_listening(Context::new(None), device, handle, comm) })
 }
 
 /// `listen` since v11.
@@ -90,7 +90,7 @@ unsafe fn start_listening(
     }
     let host = host::get()?;
     let device = host.device(number)?.open(&host.settings)?;
-    let settings = context.apply(&host.settings);
+    let settings = context.apply(&host.settings)?;
     let listener = Listener::bind(&device, &settings).map_err(|error| refused(&error))?;
     let bytes = *listener.handle().as_bytes();
     let wire = settings.wire();
@@ -166,19 +166,21 @@ impl Listening {
         Ok(None)
     }
 
-    /// Whether the error comes from a caller that gave up or may be no rank of ours. Such an error does
-    /// not end `accept`, because the peer that NCCL expects may still come. On the wire of NCCL 2.14 no
-    /// caller proves its identity, so every caller that sends invalid data counts as a stranger.
+    /// Whether the error comes from a caller that may be no rank of ours. Such an error does not end `accept`,
+    /// because the peer that NCCL expects may still come. On the wire of NCCL 2.14 no caller proves its identity, so
+    /// every caller that gives up or sends invalid data counts as a stranger. On Invar's wire the caller has proved
+    /// that it is the peer. NCCL does not call `connect` again after an error, so nobody else would come.
     fn is_stranger(&self, error: &Error) -> bool {
-        let is_unknown = self.wire == Wire::Nccl214;
+        if self.wire == Wire::Invar {
+            return false;
+        }
         match error.kind() {
-            ErrorKind::Peer | ErrorKind::Network => true,
-            ErrorKind::Incompatible => is_unknown,
+            ErrorKind::Peer | ErrorKind::Network | ErrorKind::Incompatible => true,
             // The device refused the peer's address.
-            ErrorKind::Local => match error.connection() {
-                Some(ConnectionError::Nic(error)) => is_unknown && error.verb == Verb::ModifyQp,
-                _ => false,
-            },
+            ErrorKind::Local => matches!(
+                error.connection(),
+                Some(ConnectionError::Nic(error)) if error.verb == Verb::ModifyQp
+            ),
             _ => false,
         }
     }
@@ -191,7 +193,7 @@ pub(crate) unsafe extern "C" fn connect_v6(
     comm: *mut *mut c_void,
 ) -> Code {
     // SAFETY: The caller upholds this function's safety contract.
-    call(|| unsafe { go_on_connecting(Context::new(None)?, false, device, handle, comm) })
+    call(|| unsafe { go_on_connecting(Context::new(None), false, device, handle, comm) })
 }
 
 /// `connect` of v7 to v9. Since v7, a send that is longer than its receive is cut to the receive's
@@ -203,7 +205,7 @@ pub(crate) unsafe extern "C" fn connect(
     _device_comm: *mut c_void,
 ) -> Code {
     // SAFETY: The caller upholds this function's safety contract.
-    call(|| unsafe { go_on_connecting(Context::new(None)?, true, device, handle, comm) })
+    call(|| unsafe { go_on_connecting(Context::new(None), true, device, handle, comm) })
 }
 
 /// `connect` of v10.
@@ -216,7 +218,7 @@ pub(crate) unsafe extern "C" fn connect_v10(
 ) -> Code {
     call(|| {
         // SAFETY: NCCL promises that `config` is null or points to a configuration.
-        let context = Context::new(unsafe { config.as_ref() })?;
+        let context = Context::new(unsafe { config.as_ref() });
         // SAFETY: The caller upholds this function's safety contract.
         unsafe { go_on_connecting(context, true, device, handle, comm) }
     })
@@ -257,7 +259,7 @@ unsafe fn go_on_connecting(
         None => {
             let host = host::get()?;
             let device = host.device(number)?.open(&host.settings)?;
-            let settings = context.apply(&host.settings).truncate(truncate);
+            let settings = context.apply(&host.settings)?.truncate(truncate);
             let to = Handle::from_bytes(handle).map_err(|error| failed(&error.into()))?;
             let connecting = SendComm::connect(&device, &to, &settings);
             let connecting = connecting.map_err(|error| failed(&error))?;

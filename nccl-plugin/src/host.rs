@@ -80,7 +80,7 @@ pub(crate) unsafe extern "C" fn init_v11(
             return Err(null("init: context"));
         }
         // SAFETY: NCCL promises that `config` is null or points to a configuration.
-        let config = Context::new(unsafe { config.as_ref() })?;
+        let config = Context::new(unsafe { config.as_ref() });
         state.contexts += 1;
         // SAFETY: NCCL promises that `context` has room for a context.
         unsafe { context.write(config.to_ptr()) };
@@ -108,7 +108,7 @@ pub(crate) unsafe extern "C" fn init_collnet_v11(
         let made = match is_on {
             true => {
                 state.contexts += 1;
-                Context::new(None)?.to_ptr()
+                Context::new(None).to_ptr()
             }
             false => ptr::without_provenance_mut(OFF),
         };

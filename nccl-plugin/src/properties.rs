@@ -3,6 +3,8 @@
 use std::ffi::c_int;
 use std::ptr;
 
+use invar::{DeviceInfo, DeviceKind};
+
 use crate::abi::{
     Code, PropertiesV6, PropertiesV7, PropertiesV8, PropertiesV9, PropertiesV11, PropertiesV12,
     VDeviceProps,
@@ -114,7 +116,7 @@ macro_rules! describe {
                     port: device.info.card_port as c_int,
                     latency: 0.0,
                     max_comms: COMMS_MAX.min(qps_max) as c_int,
-                    max_recvs: device.info.recvs_max as c_int,
+                    max_recvs: max_recvs(&device.info),
                     $($field: value!($field, device),)*
                 }
             }
@@ -137,6 +139,18 @@ describe! {
     PropertiesV12 {
         reg_is_global force_flush net_device_type net_device_version v_props max_p2p_bytes
         max_coll_bytes max_multi_request_size rail_id plane_id
+    }
+}
+
+/// The most buffers of a receive that NCCL may ask for. Above 1 NCCL shares a comm among connections of a proxy. The
+/// receiver takes the first connection that is complete, and closes the listening comms of the others (`net.cc
+/// recvProxyConnect`). So the sender must be complete first. On a NIC it is: the acceptor waits for the ready word.
+/// Over TCP the acceptor is complete first, so NCCL must not share comms there. NCCL's sockets report 1 too
+/// (`net_socket.cc ncclNetSocketGetProperties`).
+fn max_recvs(info: &DeviceInfo) -> c_int {
+    match info.kind {
+        DeviceKind::Socket => 1,
+        _ => info.recvs_max as c_int,
     }
 }
 

@@ -12,6 +12,8 @@ use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::io::Errno;
 
+use crate::tcp::OobStream;
+
 /// Number of descriptors that one call takes note of.
 const BATCH: usize = 16;
 
@@ -53,15 +55,21 @@ impl Interest {
         self.arm(fd.as_fd(), EventFlags::OUT);
     }
 
-    /// Arms the streams for which an end waits while its connection is made.
-    pub fn awaited<'a, S: AsFd + 'a>(
-        &mut self,
-        awaited: impl IntoIterator<Item = AwaitedStream<'a, S>>,
-    ) {
+    /// Arms the streams for which an end waits while its connection is made. Only time ends the pause of a stream
+    /// that will call again.
+    pub fn awaited<'a>(&mut self, awaited: impl IntoIterator<Item = AwaitedStream<'a, OobStream>>) {
         for stream in awaited {
             match stream {
                 AwaitedStream::Bytes(stream) => self.readable(stream),
-                AwaitedStream::Room(stream) => self.writable(stream),
+                AwaitedStream::Room(stream) if stream.is_pausing() => self.blind(),
+                AwaitedStream::Room(stream) => {
+                    // The socket may have the number of an earlier one, which the kernel's set has no more.
+                    let fd = stream.as_fd().as_raw_fd();
+                    if let Some(known) = self.known.iter_mut().find(|known| known.fd == fd) {
+                        known.is_armed = false;
+                    }
+                    self.writable(stream);
+                }
             }
         }
     }

@@ -7,6 +7,7 @@ mod callers;
 mod congestion;
 mod reach;
 mod renewal;
+mod retry;
 mod silence;
 mod vectored;
 
@@ -28,11 +29,14 @@ use crate::fork::NotInherited;
 use crate::memory::{Gather, Scatter};
 use crate::ports::bind_in_range;
 use renewal::{Door, Renewal};
+use retry::Retry;
 
 pub(crate) use callers::is_out_of_files;
 pub use callers::{AUTH_WITHIN_NS, AuthListener, Proof, TurnedAway, WhyNot};
 pub use congestion::{Congestion, CongestionRefused};
 pub use renewal::attend_renewals;
+pub use retry::DataSettings;
+pub(crate) use retry::may_pass;
 pub use silence::SILENCE_MAX;
 
 /// Length of the accept queue; the kernel limits it to `net.core.somaxconn`.
@@ -103,25 +107,52 @@ pub struct OobStream {
     /// The listener at which the peer may call again, and the ports for more of them.
     door: Option<(Arc<Door>, PortRange)>,
     renewal: Option<Renewal>,
+    /// The calls of a connection that is not up yet, if they are repeated.
+    retry: Option<Box<Retry>>,
 }
 
 impl OobStream {
     /// Starts to connect to `addr`. [`poll_connected`](Stream::poll_connected) reports the progress.
     pub fn connect(addr: SocketAddr) -> Result<Self, StreamError> {
+        let (stream, failed) = Self::call(addr)?;
+        failed.map_or(Ok(stream), Err)
+    }
+
+    /// Calls `addr` on a new socket. Returns the stream, and the call's error if it failed at once.
+    fn call(addr: SocketAddr) -> Result<(Self, Option<StreamError>), StreamError> {
         let socket = new_socket(addr).map_err(os)?;
         tune(&socket).map_err(os)?;
-        match socket.connect(&addr.into()) {
-            Ok(()) => {}
-            Err(error) if error.raw_os_error() == Some(libc::EINPROGRESS) => {}
-            Err(error) => return Err(os(error)),
-        }
-        Ok(OobStream::new(socket.into(), addr))
+        let failed = match socket.connect(&addr.into()) {
+            Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => Some(os(error)),
+            _ => None,
+        };
+        Ok((OobStream::new(socket.into(), addr), failed))
     }
 
     fn new(stream: TcpStream, peer: SocketAddr) -> Self {
         let (error, silence) = (Arc::default(), SILENCE_MAX);
         let stream = NotInherited::new(stream);
-        OobStream { stream, peer, error, silence, door: None, renewal: None }
+        OobStream { stream, peer, error, silence, door: None, renewal: None, retry: None }
+    }
+
+    /// Checks whether the call under way is answered. `ECONNREFUSED` is also the answer if nobody listened and the
+    /// kernel connected the socket to itself, from the port that it called.
+    fn poll_call(&mut self) -> Result<bool, StreamError> {
+        let mut fds = [PollFd::new(&self.stream, PollFlags::OUT)];
+        match poll(&mut fds, Some(&Timespec::default())) {
+            Ok(0) | Err(rustix::io::Errno::INTR) => return Ok(false),
+            Ok(_) => {}
+            Err(errno) => return Err(StreamError::Os(errno.raw_os_error())),
+        }
+        match self.stream.take_error().map_err(os)? {
+            None if self.is_with_itself() => {
+                // The port is to be free for the expected listener.
+                self.leave_nothing_behind().map_err(os)?;
+                Err(StreamError::Os(libc::ECONNREFUSED))
+            }
+            None => Ok(true),
+            Some(error) => Err(os(error)),
+        }
     }
 
     /// Lets the peer make this connection anew. It calls a listener of this process at the address of this
@@ -227,7 +258,7 @@ impl OobStream {
         let stream = NotInherited::new(self.stream.try_clone()?);
         let error = Arc::clone(&self.error);
         let OobStream { peer, silence, .. } = *self;
-        Ok(OobStream { stream, peer, error, silence, door: None, renewal: None })
+        Ok(OobStream { stream, peer, error, silence, door: None, renewal: None, retry: None })
     }
 }
 
@@ -246,25 +277,11 @@ impl Stream for OobStream {
         Some(self.stream.as_raw_fd())
     }
 
-    /// Checks whether the connection is established. After `ECONNREFUSED` or `ETIMEDOUT` a new attempt
-    /// may succeed. `ECONNREFUSED` is also the answer if nobody listened and the kernel connected the
-    /// socket to itself, from the port that it called.
     fn poll_connected(&mut self) -> Result<bool, StreamError> {
-        let mut fds = [PollFd::new(&self.stream, PollFlags::OUT)];
-        match poll(&mut fds, Some(&Timespec::default())) {
-            Ok(0) | Err(rustix::io::Errno::INTR) => return Ok(false),
-            Ok(_) => {}
-            Err(errno) => return Err(StreamError::Os(errno.raw_os_error())),
-        }
-        match self.stream.take_error().map_err(os)? {
-            None if self.is_with_itself() => {
-                // The port is to be free for the expected listener.
-                self.leave_nothing_behind().map_err(os)?;
-                Err(StreamError::Os(libc::ECONNREFUSED))
-            }
-            None => Ok(true),
-            Some(error) => Err(os(error)),
-        }
+        let Some(mut retry) = self.retry.take() else { return self.poll_call() };
+        let is_up = retry.poll(self)?;
+        self.retry = (!is_up).then_some(retry);
+        Ok(is_up)
     }
 
     fn send(&mut self, bytes: &[u8]) -> Result<usize, StreamError> {

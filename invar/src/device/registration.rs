@@ -52,6 +52,11 @@ pub unsafe fn register(device: &Device, start: NonNull<u8>, len: usize) -> Resul
 /// Registers the pages that hold a range of a GPU's memory, like [`register`]. If memory is freed and
 /// allocated again at the same address, it is registered again.
 ///
+/// If a registration of the same allocation has all of the pages, the call takes a reference to that registration.
+/// The larger registration then lasts at least as long as the part's. NCCL 2.20 to 2.23 register a part of a buffer
+/// for each operation (`net.cc sendProxyProgress`), and their own transport takes such a part for a hit
+/// (`net_ib.cc ncclIbRegMrDmaBufInternal`).
+///
 /// # Errors
 /// Fails if [`register`] would fail, or if there is no CUDA. Fails if CUDA does not know the memory, or if the range
 /// has no DMA-BUF and is in more than one allocation.
@@ -177,12 +182,15 @@ pub(crate) struct Registrations(Mutex<Cache>);
 
 struct Cache {
     pages: MrCache<Entry, Vec<MrSlot<Entry>>>,
+    /// The pages of each allocation on a GPU that are registered, by the allocation's domain.
+    gpu_pages: FxHashMap<u32, Vec<PageRange>>,
     by_lkey: FxHashMap<u32, (Keys, MrHandle)>,
     gpu_buffers: BufferDomains,
 }
 
 struct Entry {
     keys: Keys,
+    pages: PageRange,
     /// Number of the allocation, for GPU memory.
     buffer_id: Option<u64>,
     _registration: Registration,
@@ -192,8 +200,8 @@ impl Registrations {
     pub(crate) fn new() -> Self {
         let pages = MrCache::new(Vec::new(), page_size() as u64);
         let pages = pages.expect("a page size is a power of two");
-        let (by_lkey, gpu_buffers) = Default::default();
-        Registrations(Mutex::new(Cache { pages, by_lkey, gpu_buffers }))
+        let (gpu_pages, by_lkey, gpu_buffers) = Default::default();
+        Registrations(Mutex::new(Cache { pages, gpu_pages, by_lkey, gpu_buffers }))
     }
 
     fn lock(&self) -> MutexGuard<'_, Cache> {
@@ -212,11 +220,25 @@ impl Cache {
         len: u64,
     ) -> Result<Lookup, Error> {
         let domain = buffer_id.map_or(0, |buffer_id| self.gpu_buffers.acquire(buffer_id));
-        let found = self.pages.lookup(domain, access, addr, len);
+        let mut found = self.pages.lookup(domain, access, addr, len);
+        if let Ok(Lookup::Miss(pages)) = &found
+            && let Some(all) = self.covering(pages)
+        {
+            found = self.pages.lookup(domain, access, all.addr(), all.len());
+        }
         if found.is_err() {
             self.leave(buffer_id);
         }
         Ok(found.map_err(Kind::MrCache)?)
+    }
+
+    /// Finds a registration of the same allocation on a GPU that has all of these pages.
+    fn covering(&self, pages: &PageRange) -> Option<PageRange> {
+        let end = |of: &PageRange| of.addr() + of.len();
+        let has_all = |all: &&PageRange| {
+            all.access() == pages.access() && all.addr() <= pages.addr() && end(pages) <= end(all)
+        };
+        self.gpu_pages.get(&pages.domain())?.iter().find(has_all).copied()
     }
 
     /// Gives back a reference to an allocation.
@@ -238,7 +260,7 @@ impl Cache {
         buffer_id: Option<u64>,
     ) -> Result<(Keys, Option<Entry>), Error> {
         let keys = Keys { lkey: registration.lkey(), rkey: registration.rkey() };
-        let mut entry = Entry { keys, buffer_id, _registration: registration };
+        let mut entry = Entry { keys, pages, buffer_id, _registration: registration };
         let Inserted { handle, unused } = loop {
             match self.pages.insert(pages, entry) {
                 Ok(inserted) => break inserted,
@@ -251,6 +273,9 @@ impl Cache {
         let keys = self.keys(handle)?;
         if unused.is_none() {
             self.by_lkey.insert(keys.lkey, (keys, handle));
+            if buffer_id.is_some() {
+                self.gpu_pages.entry(pages.domain()).or_default().push(pages);
+            }
         }
         Ok((keys, unused))
     }
@@ -272,8 +297,14 @@ impl Cache {
         let buffer_id = self.pages.get(handle).and_then(|entry| entry.buffer_id);
         let ended = self.pages.release(handle).map_err(Kind::MrCache)?;
         self.leave(buffer_id);
-        if ended.is_some() {
+        if let Some(Entry { pages, .. }) = &ended {
             self.by_lkey.remove(&keys.lkey);
+            if let Some(of) = self.gpu_pages.get_mut(&pages.domain()) {
+                of.retain(|other| other != pages);
+                if of.is_empty() {
+                    self.gpu_pages.remove(&pages.domain());
+                }
+            }
         }
         Ok(ended)
     }
@@ -321,6 +352,10 @@ mod tests {
             Registrar { device, count: Cell::new(0), live: Arc::default() }
         }
 
+        fn live(&self) -> u32 {
+            self.live.load(Ordering::Relaxed)
+        }
+
         fn register(&self, buffer_id: Option<u64>, addr: u64) -> Keys {
             self.register_range(buffer_id, addr, 4096)
         }
@@ -352,23 +387,50 @@ mod tests {
         assert_eq!(registrar.register(Some(71), 1 << 40).lkey, 4);
     }
 
+    const BASE: u64 = 1 << 40;
+
     #[test]
-    fn a_registration_ends_with_its_owner_while_others_hold_parts_of_it() {
-        const BASE: u64 = 1 << 40;
-        for buffer_id in [None, Some(71)] {
-            let registrar = Registrar::new();
-            let whole = registrar.register_range(buffer_id, BASE, 64 << 10);
-            let part = registrar.register_range(buffer_id, BASE + 8192, 4096);
-            let same = registrar.register_range(buffer_id, BASE + 1, (64 << 10) - 1);
-            assert_eq!(
-                (same, part == whole, registrar.live.load(Ordering::Relaxed)),
-                (whole, false, 2)
-            );
-            for (keys, live) in [(whole, 2), (same, 1), (part, 0)] {
-                deregister(&registrar.device, keys).unwrap();
-                assert_eq!(registrar.live.load(Ordering::Relaxed), live, "{buffer_id:?}");
-            }
+    fn a_registration_of_host_memory_ends_with_its_owner_while_others_hold_parts_of_it() {
+        let registrar = Registrar::new();
+        let whole = registrar.register_range(None, BASE, 64 << 10);
+        let part = registrar.register_range(None, BASE + 8192, 4096);
+        let same = registrar.register_range(None, BASE + 1, (64 << 10) - 1);
+        assert_eq!((same, part == whole, registrar.live()), (whole, false, 2));
+        for (keys, live) in [(whole, 2), (same, 1), (part, 0)] {
+            deregister(&registrar.device, keys).unwrap();
+            assert_eq!(registrar.live(), live);
         }
+    }
+
+    #[test]
+    fn a_part_of_registered_memory_of_a_gpu_is_not_registered_again_until_the_last_part_ends() {
+        let registrar = Registrar::new();
+        let whole = registrar.register_range(Some(71), BASE, 64 << 10);
+        let parts = [0, 8192, 60 << 10].map(|at| {
+            let part = registrar.register_range(Some(71), BASE + at, 4096);
+            assert_eq!(part, whole, "at {at}");
+            part
+        });
+        let others = [(Some(71), 62 << 10), (Some(72), 8192), (None, 8192)];
+        let others = others.map(|(buffer_id, at)| {
+            let other = registrar.register_range(buffer_id, BASE + at, 4096);
+            assert_ne!(other, whole, "{buffer_id:?} at {at}");
+            other
+        });
+        assert_eq!(registrar.live(), 4);
+        for keys in others.into_iter().chain([whole]) {
+            deregister(&registrar.device, keys).unwrap();
+        }
+        for part in parts {
+            assert_eq!(registrar.live(), 1);
+            deregister(&registrar.device, part).unwrap();
+        }
+        assert_eq!(registrar.live(), 0);
+        let part = registrar.register_range(Some(71), BASE, 4096);
+        assert_ne!(part, whole);
+        deregister(&registrar.device, part).unwrap();
+        let cache = registrar.device.registrations().lock();
+        assert!(cache.gpu_pages.is_empty() && cache.gpu_buffers.is_empty());
     }
 
     #[test]

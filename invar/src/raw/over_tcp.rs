@@ -10,7 +10,7 @@ use invar_core::conn::{self, Handle};
 use invar_core::error::Error as CoreError;
 use invar_core::nic::{Access, NicError, Verb};
 use invar_core::param::PortRange;
-use invar_core::socket::Layout;
+use invar_core::socket::{Layout, SocketRefused};
 use invar_core::stall::StallSettings;
 use invar_cuda::gdr::NicReach;
 use invar_linux::clock::now_ns;
@@ -135,8 +135,7 @@ impl Listen for Listening {
                 let connected = |comm: RecvComm| Connected(Some(comm.watching(self.stall)));
                 Ok(comm.map(|comm| Box::new(connected(comm)) as Attempt<AnyRecv>))
             }
-            // The core has already logged the caller.
-            Err(AcceptError::Refused(_)) => Ok(None),
+            Err(AcceptError::Refused(caller)) => Ok(Some(Box::new(Refused(*caller)))),
             Err(AcceptError::Host(error)) => Err(Error::io("accepting a connection", error)),
         }
     }
@@ -160,6 +159,18 @@ impl Poll<AnyRecv> for Connected {
             let recorder = comm.watch().recorder();
             recv_end(Box::new(On::new(comm, &())), recorder, AnyRecv::Socket)
         }))
+    }
+
+    fn arm(&self, _: &mut Interest) {}
+}
+
+/// A caller that has proved that it has the handle, and whose connection failed. The core has logged the error.
+struct Refused(SocketRefused);
+
+impl Poll<AnyRecv> for Refused {
+    fn poll(&mut self, _: u64) -> Result<Option<AnyRecv>, Error> {
+        let SocketRefused { error, ends } = &self.0;
+        Err(Error::reported(*error, ends.report(*error)))
     }
 
     fn arm(&self, _: &mut Interest) {}

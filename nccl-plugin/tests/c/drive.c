@@ -321,6 +321,9 @@ static void sender(void* comm, unsigned char* memory, void* mhandle) {
 static size_t memory_bytes(void) { return MIB + (size_t)WINDOW * GROUP * 8192; }
 
 static void check_properties(void) {
+  const char* transport = getenv("INVAR_TRANSPORT");
+  // NCCL may share comms only where the sender is complete first.
+  int buffers = transport && strcmp(transport, "socket") == 0 ? 1 : GROUP;
   int ndev = 0;
   OK(net->devices(&ndev));
   CHECK(ndev >= 1);
@@ -331,7 +334,7 @@ static void check_properties(void) {
     CHECK(properties.name && strlen(properties.name) > 0);
     CHECK(properties.ptrSupport & PTR_HOST);
     CHECK(properties.speed > 0 && properties.maxComms > 0);
-    CHECK(properties.maxRecvs == GROUP);
+    CHECK(properties.maxRecvs == buffers);
 #if API >= 9
     CHECK(properties.vProps.ndevs == 1 && properties.vProps.devs[0] == device);
     CHECK(properties.maxP2pBytes >= MIB && properties.maxP2pBytes < (1ul << 31));

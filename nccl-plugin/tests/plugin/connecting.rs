@@ -1,9 +1,13 @@
 //! Listening, connecting and accepting.
 
+use std::net::TcpStream;
 use std::thread;
 use std::time::Duration;
 
+use invar::{Handle, Wire};
+use invar_core::auth::Service;
 use invar_testkit::fake_cuda::FakeCuda;
+use invar_testkit::insider;
 
 use super::rig::*;
 
@@ -66,17 +70,40 @@ fn a_handle_may_be_used_again_when_its_connection_is_there() {
 
 #[test]
 fn a_handle_of_nobody_is_an_error() {
-    let mut handle = Listening::new().handle;
-    // The listener of this handle is already closed.
+    FakeCuda::new().set("INVAR_CONNECT_TIMEOUT_MS", "500").run(|| {
+        let mut handle = Listening::new().handle;
+        // The listener of this handle is already closed.
+        let code = until("an error", || {
+            let mut comm = ptr::dangling_mut();
+            let handle = handle.as_mut_ptr().cast();
+            // SAFETY: The handle is valid, and `comm` has room for a comm.
+            let code = unsafe { (net.connect)(0, handle, &mut comm, ptr::null_mut()) };
+            assert!(comm.is_null());
+            (code != Code::SUCCESS).then_some(code)
+        });
+        assert_eq!(code, Code::REMOTE_ERROR);
+    });
+}
+
+/// NCCL does not connect again after an error, so nobody else would come.
+#[test]
+fn a_peer_that_ends_before_its_connection_is_complete_fails_accept() {
+    let listening = Listening::new();
+    let handle = Handle::from_bytes(listening.handle).unwrap();
+    let service = if crate::TRANSPORT == "socket" { Service::Tcp } else { Service::Rdma };
+    let peer = thread::spawn(move || {
+        let mut stream = TcpStream::connect(handle.addr(Wire::Invar).unwrap()).unwrap();
+        insider::call(&mut stream, &handle, service);
+    });
     let code = until("an error", || {
         let mut comm = ptr::dangling_mut();
-        let handle = handle.as_mut_ptr().cast();
-        // SAFETY: The handle is valid, and `comm` has room for a comm.
-        let code = unsafe { (net.connect)(0, handle, &mut comm, ptr::null_mut()) };
+        // SAFETY: `comm` has room for a comm.
+        let code = unsafe { (net.accept)(listening.comm, &mut comm, ptr::null_mut()) };
         assert!(comm.is_null());
         (code != Code::SUCCESS).then_some(code)
     });
     assert_eq!(code, Code::REMOTE_ERROR);
+    peer.join().unwrap();
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use std::ptr::null_mut;
 
+use nccl_net_invar::abi::CommConfig;
 use nccl_net_invar::tables::{ncclNetPlugin_v6 as v6, ncclNetPlugin_v11 as v11};
 
 use super::rig::*;
@@ -161,4 +162,21 @@ fn the_end_of_a_context_that_init_did_not_make_ends_nothing() {
     // SAFETY: `count` has room for a number.
     assert_eq!(unsafe { (net.devices)(&mut count) }, Code::SUCCESS);
     assert_eq!(count, 1);
+}
+
+/// A plugin whose `init` fails is disabled for the whole process.
+#[test]
+fn a_traffic_class_out_of_range_fails_the_communicators_connections_and_not_its_init() {
+    init();
+    let (config, mut context) = (CommConfig { traffic_class: 256 }, null_mut());
+    let (mut handle, mut comm) = ([0u8; HANDLE_BYTES], null_mut());
+    // SAFETY: The configuration is valid, and there is room for a context, a handle and a comm.
+    let codes = unsafe {
+        [
+            (v11.init)(&mut context, 0, &config, None, None),
+            (v11.listen)(context, 0, handle.as_mut_ptr().cast(), &mut comm),
+            (v11.tail.finalize)(context),
+        ]
+    };
+    assert_eq!(codes, [Code::SUCCESS, Code::INVALID_USAGE, Code::SUCCESS]);
 }

@@ -33,12 +33,8 @@ pub(super) fn connect(addr: SocketAddr, deadline: Instant) -> Result<OobStream, 
             Err(error) => error,
         };
         let is_refused = error == StreamError::Os(libc::ECONNREFUSED);
-        // The network to another host may come up soon.
         let is_unreachable = tcp::is_unreachable(&error);
-        let may_pass = is_refused
-            || error == StreamError::Os(libc::ECONNRESET)
-            || is_unreachable && !addr.ip().is_loopback();
-        match may_pass && Instant::now() + RETRY_AFTER < deadline {
+        match tcp::may_pass(&error, addr) && Instant::now() + RETRY_AFTER < deadline {
             true => thread::sleep(RETRY_AFTER),
             false if is_refused => return Err(Unreached::Nobody),
             false => {

@@ -13,7 +13,7 @@ use invar_core::socket::{self, Layout, PendingConnections, SocketConnector, Sock
 use super::{RecvComm, SendComm, SocketDevice};
 use crate::interest::Interest;
 use crate::random::random;
-use crate::tcp::{AuthListener, Congestion, OobStream, TurnedAway, os};
+use crate::tcp::{AuthListener, Congestion, DataSettings, OobStream, TurnedAway, os};
 
 /// The settings of connections.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -86,6 +86,10 @@ impl SocketSettings {
         let name = device.name().chars().filter(char::is_ascii).collect();
         socket::HandshakeSettings { device: name, timeout_ns: self.timeout_ns }
     }
+
+    fn data(&self) -> DataSettings {
+        DataSettings { silence: self.silence, congestion: self.congestion.clone() }
+    }
 }
 
 impl Listener {
@@ -122,7 +126,7 @@ impl Listener {
         while self.pending.has_room()
             && let Some((mut stream, _)) = self.callers.poll(now_ns)?
         {
-            prepare(&mut stream, &self.settings)?;
+            self.settings.data().apply(&mut stream)?;
             self.pending.enter(stream, now_ns);
         }
         match self.pending.poll(now_ns) {
@@ -162,8 +166,8 @@ impl Connecting {
         let unreached = |error| ConnectError::Unreached { addr, error };
         let socket = |_| {
             let nonce = random().map_err(|error| unreached(os(error)))?;
-            let mut stream = OobStream::connect(addr).map_err(unreached)?;
-            prepare(&mut stream, settings).map_err(|error| unreached(os(error)))?;
+            let (within, data) = (Duration::from_nanos(settings.timeout_ns), settings.data());
+            let stream = OobStream::connect_within(addr, within, Some(data)).map_err(unreached)?;
             Ok((stream, Some(Calling::new(secret, Service::Tcp, nonce))))
         };
         let sockets = (0..settings.layout.lanes + 2).map(socket);
@@ -193,13 +197,4 @@ impl Connecting {
     pub fn report(&self, error: Error) -> Report<'_> {
         self.connector.report(error)
     }
-}
-
-/// Prepares a new socket for a connection that carries messages. Each end has at least one socket on
-/// which it sends nothing, so that keepalive detects a vanished host. For the sender that is control,
-/// for the receiver main.
-fn prepare(stream: &mut OobStream, settings: &SocketSettings) -> io::Result<()> {
-    stream.bear_silence(settings.silence)?;
-    stream.wait_for_reader()?;
-    settings.congestion.control(stream)
 }

@@ -61,7 +61,7 @@ fn a_handle_survives_as_bytes_and_only_on_its_wire() {
 #[test]
 fn a_listener_that_is_gone_is_named_and_it_is_the_networks_fault() {
     let device = loopback();
-    let settings = Settings::default();
+    let settings = Settings::default().connect_timeout(Duration::from_millis(500));
     let handle = Listener::bind(&device, &settings).unwrap().handle();
     let connecting = SendComm::connect(&device, &handle, &settings);
     let error = connecting.and_then(invar::Connecting::wait).err().unwrap();

@@ -31,7 +31,7 @@ fn connect_to(addr: SocketAddr, settings: &SocketSettings) -> (Connecting, Error
 #[test]
 fn a_port_where_nobody_listens_refuses() {
     let addr = SocketAddr::V4(unused::address());
-    let (connecting, error) = connect_to(addr, &settings(1, 0));
+    let (connecting, error) = connect_to(addr, &hasty());
     assert!(matches!(error, Error::Stream { error: StreamError::Os(111), .. }), "{error}");
     assert_eq!(error.kind(), ErrorKind::Network);
     let text = connecting.report(error).to_string();

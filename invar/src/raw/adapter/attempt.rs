@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use invar_core::auth::{Calling, Service};
 use invar_core::conn::stage::Stage;
@@ -80,7 +81,8 @@ pub(super) fn connect<N: SharedNic>(
         }
         Wire::Nccl214 => None,
     };
-    let stream = OobStream::connect(addr).map_err(|error| {
+    let within = Duration::from_nanos(settings.timeout_ns);
+    let stream = OobStream::connect_within(addr, within, None).map_err(|error| {
         let error = CoreError::Stream { stage: Stage::Connect, error, got: 0, want: 0 };
         Error::unreached(nic.name(), addr, error)
     })?;
