@@ -103,7 +103,6 @@ unsafe fn start_listening(
     Ok(())
 }
 
-/// `accept` of v6.
 pub(crate) unsafe extern "C" fn accept_v6(listening: *mut c_void, comm: *mut *mut c_void) -> Code {
     // SAFETY: The caller upholds this function's safety contract.
     call(|| unsafe { go_on_accepting(listening, comm) })
@@ -208,7 +207,6 @@ pub(crate) unsafe extern "C" fn connect(
     call(|| unsafe { go_on_connecting(Context::new(None), true, device, handle, comm) })
 }
 
-/// `connect` of v10.
 pub(crate) unsafe extern "C" fn connect_v10(
     device: c_int,
     config: *const CommConfig,

@@ -122,7 +122,6 @@ pub(crate) unsafe extern "C" fn irecv_v10(
     }
 }
 
-/// `iflush`.
 pub(crate) unsafe extern "C" fn iflush(
     comm: *mut c_void,
     n: c_int,
@@ -137,7 +136,6 @@ pub(crate) unsafe extern "C" fn iflush(
     })
 }
 
-/// `test`.
 pub(crate) unsafe extern "C" fn test(
     request: *mut c_void,
     done: *mut c_int,

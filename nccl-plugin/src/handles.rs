@@ -140,7 +140,6 @@ fn slot(handle: usize) -> &'static HandleSlot {
     unsafe { &*SLOTS.as_ptr().byte_add(offset) }
 }
 
-/// Finds the slot of a comm.
 #[inline(always)]
 pub(crate) fn find(comm: *mut c_void) -> Option<&'static HandleSlot> {
     let slot = slot(comm.addr());

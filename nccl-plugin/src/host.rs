@@ -56,7 +56,6 @@ pub(crate) unsafe extern "C" fn init(logger: Option<Logger>) -> Code {
     call(|| start(logger, None).map(drop))
 }
 
-/// `init` of v10.
 pub(crate) unsafe extern "C" fn init_v10(
     logger: Option<Logger>,
     // NCCL 2.26 and 2.27 have v10. NCCL 2.27.7 gives a step to every transfer, and reads through a null pointer in this

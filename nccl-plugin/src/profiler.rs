@@ -43,7 +43,6 @@ static TRANSFERS: Mutex<Transfers> = Mutex::new(Transfers { waiting: Vec::new(),
 struct Transfers {
     /// Messages that are not posted yet.
     waiting: Vec<(usize, Vec<ProfiledMessage>)>,
-    /// Events that have started.
     started: Option<HashMap<usize, Vec<Event>>>,
 }
 

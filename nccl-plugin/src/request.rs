@@ -24,7 +24,6 @@ pub(crate) fn with_token(token: u32, low_half: u32) -> *mut c_void {
     ptr::without_provenance_mut((token as usize) << TOKEN_SHIFT | low_half as usize)
 }
 
-/// Returns the token of a request.
 #[inline(always)]
 pub(crate) fn token(request: *mut c_void) -> u32 {
     (request.addr() >> TOKEN_SHIFT) as u32

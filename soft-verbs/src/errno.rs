@@ -18,7 +18,6 @@ pub(crate) fn tell(line: Arguments<'_>) {
     let _ = writeln!(io::stderr(), "libibverbs: {line}");
 }
 
-/// Sets `errno`.
 pub(crate) fn set(errno: c_int) {
     // SAFETY: the address is that of this thread's own `errno`.
     unsafe { *libc::__errno_location() = errno };

@@ -87,6 +87,14 @@ pub fn nic_conformance<N: Nic + Clone>(mut make: impl FnMut() -> Testbed<N>, exc
     assert!(failures.is_empty(), "the NIC fails these checks:\n  {}", failures.join("\n  "));
 }
 
+/// Checks that every operation moves messages of these sizes whole between two ends that `link` connects.
+///
+/// # Panics
+/// Panics with the first transfer that fails, and why.
+pub fn check_transfers<N: Nic + Clone>(testbed: Testbed<N>, link: &Link, sizes: &[usize]) {
+    transfers::transfers(&mut Bench(testbed), link, sizes).unwrap_or_else(|why| panic!("{why}"));
+}
+
 /// The rule that a check tests, and the function that tests it.
 type Check<N> = (&'static str, fn(&mut Bench<N>) -> Verdict);
 type Verdict<T = ()> = Result<T, String>;

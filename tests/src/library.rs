@@ -1,8 +1,12 @@
-//! Settings and connections of the library `invar`, in one process.
+//! Settings, connections and ranks of the library `invar`, in one process.
 
-use invar::{Device, Listener, MemoryRegion, RecvComm, SendComm, Settings};
+use std::thread;
 
-use crate::wait::until;
+use invar::{
+    Communicator, Device, Hub, Listener, MemoryRegion, PortRange, RecvComm, SendComm, Settings,
+};
+
+use crate::wait::{LIMIT, until};
 
 /// The settings that these variables make, without the environment of this process.
 ///
@@ -26,7 +30,7 @@ pub fn first_device(settings: &Settings) -> Device {
 /// Connects `device` with a listener of this process.
 ///
 /// # Panics
-/// Panics if an end fails, or after [`LIMIT`](crate::wait::LIMIT).
+/// Panics if an end fails, or after [`LIMIT`].
 pub fn connect(device: &Device, listener: &Listener, settings: &Settings) -> (SendComm, RecvComm) {
     let connecting = SendComm::connect(device, &listener.handle(), settings);
     let mut connecting = connecting.expect("a valid handle");
@@ -40,6 +44,21 @@ pub fn connect(device: &Device, listener: &Listener, settings: &Settings) -> (Se
         send.is_some() && recv.is_some()
     });
     send.zip(recv).expect("both ends")
+}
+
+/// Runs `run` as each of two ranks, in a thread of its own.
+///
+/// # Panics
+/// Panics if a rank cannot join or panics.
+pub fn two_ranks<R: Send>(settings: &Settings, run: impl Fn(Communicator) -> R + Sync) -> [R; 2] {
+    let at = ([127, 0, 0, 1], 0).into();
+    let hub = Hub::listen(at, PortRange::ANY, 2, None, LIMIT).expect("a rendezvous");
+    let (id, run) = (&hub.id(), &run);
+    thread::scope(|scope| {
+        let join = move |rank| Communicator::join(id, rank, 2, settings).expect("a rank");
+        let ranks = [0, 1].map(|rank| scope.spawn(move || run(join(rank))));
+        ranks.map(|rank| rank.join().expect("a rank"))
+    })
 }
 
 /// The first `len` bytes of a region.

@@ -5,7 +5,7 @@
 //! each frame    seconds u32 | µs or ns u32 | captured bytes u32 | bytes on the wire u32 | bytes
 //! ```
 //!
-//! The magic tells the byte order and the unit of time, and the reader supports all of them.
+//! The magic tells the unit of time. Numbers are in little endian, as most hosts write them.
 //! [`invar_linux::pcap`] writes such files.
 
 use std::fmt;
@@ -93,7 +93,6 @@ pub struct Reader<'a> {
     file: &'a [u8],
     offset: usize,
     link: LinkType,
-    big_endian: bool,
     ns_per_tick: u64,
 }
 
@@ -101,17 +100,15 @@ impl<'a> Reader<'a> {
     /// Reads the file header.
     pub fn new(file: &'a [u8]) -> Result<Reader<'a>, PcapError> {
         let link = LinkType::Other(0);
-        let mut reader = Reader { file, offset: 0, link, big_endian: false, ns_per_tick: 1 };
+        let mut reader = Reader { file, offset: 0, link, ns_per_tick: 1 };
         let header = reader.bytes(FILE_HEADER_BYTES)?;
-        let magic = reader.u32(header, 0);
-        reader.big_endian = matches!(magic.swap_bytes(), MAGIC_US | MAGIC_NS);
-        reader.ns_per_tick = match reader.u32(header, 0) {
+        reader.ns_per_tick = match word(header, 0) {
             MAGIC_US => 1000,
             MAGIC_NS => 1,
-            _ => return Err(PcapError::Magic(magic)),
+            magic => return Err(PcapError::Magic(magic)),
         };
         // The upper bits may tell the length of the frame check sequence.
-        reader.link = LinkType::from_code(reader.u32(header, 20) & 0xffff);
+        reader.link = LinkType::from_code(word(header, 20) & 0xffff);
         Ok(reader)
     }
 
@@ -122,9 +119,9 @@ impl<'a> Reader<'a> {
 
     fn frame(&mut self) -> Result<Frame<'a>, PcapError> {
         let header = self.bytes(FRAME_HEADER_BYTES)?;
-        let seconds = u64::from(self.u32(header, 0));
-        let ticks = u64::from(self.u32(header, 4));
-        let bytes = self.bytes(self.u32(header, 8) as usize)?;
+        let seconds = u64::from(word(header, 0));
+        let ticks = u64::from(word(header, 4));
+        let bytes = self.bytes(word(header, 8) as usize)?;
         let time_ns = seconds * 1_000_000_000 + ticks * self.ns_per_tick;
         Ok(Frame { time_ns, bytes, link: self.link })
     }
@@ -136,11 +133,10 @@ impl<'a> Reader<'a> {
         self.offset += needed;
         Ok(bytes)
     }
+}
 
-    fn u32(&self, header: &[u8], at: usize) -> u32 {
-        let bytes = [header[at], header[at + 1], header[at + 2], header[at + 3]];
-        if self.big_endian { u32::from_be_bytes(bytes) } else { u32::from_le_bytes(bytes) }
-    }
+fn word(header: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]])
 }
 
 impl<'a> Iterator for Reader<'a> {

@@ -9,8 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use invar::{
-    Communicator, Device, DeviceKind, Error, Hub, Listener, MemoryRegion, PortRange, RecvComm,
-    RedOp, SendComm, Settings,
+    Device, DeviceKind, Error, Listener, MemoryRegion, RecvComm, RedOp, SendComm, Settings,
 };
 use invar_testkit::library;
 use invar_testkit::pattern::pattern;
@@ -258,22 +257,13 @@ fn a_lost_connection_ends_a_receive_that_waits() {
 fn started_collectives_are_futures() {
     for (name, executor) in EXECUTORS {
         println!("{name}");
-        let at = ([127, 0, 0, 1], 0).into();
-        let hub = Hub::listen(at, PortRange::ANY, 2, None, TIMEOUT).unwrap();
-        thread::scope(|scope| {
-            for rank in 0..2 {
-                let hub = &hub;
-                scope.spawn(move || {
-                    let settings = library::settings(&[]);
-                    let ranks = Communicator::join(&hub.id(), rank, 2, &settings).unwrap();
-                    let sum = ranks.start_all_reduce(vec![rank + 1; 1000], RedOp::Sum).unwrap();
-                    let mut sum = Some(sum);
-                    executor(&mut || {
-                        let sum = sum.take().unwrap();
-                        Box::pin(async move { assert_eq!(sum.await.unwrap(), vec![3; 1000]) })
-                    });
-                });
-            }
+        library::two_ranks(&library::settings(&[]), |ranks| {
+            let data = vec![ranks.rank() + 1; 1000];
+            let mut sum = Some(ranks.start_all_reduce(data, RedOp::Sum).unwrap());
+            executor(&mut || {
+                let sum = sum.take().unwrap();
+                Box::pin(async move { assert_eq!(sum.await.unwrap(), vec![3; 1000]) })
+            });
         });
     }
 }

@@ -4,13 +4,12 @@
 #![allow(clippy::print_stdout, reason = "the test shows what it measured")]
 
 use std::fs;
-use std::net::Ipv4Addr;
 use std::sync::{Barrier, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use invar::communicator::{Mover, Operation, RawOperation};
-use invar::{Communicator, DataType, Hub, Listener, PortRange, RedOp, SendComm};
+use invar::{Communicator, DataType, Listener, RedOp, SendComm};
 use invar_testkit::{library, load};
 
 const WAIT: Duration = Duration::from_secs(3);
@@ -127,25 +126,18 @@ fn an_operation_for_which_nobody_waits_seldom_wakes_a_thread() {
         let variables =
             transport.map(|name| [("INVAR_TRANSPORT", name), ("NCCL_SHM_DISABLE", "1")]);
         let settings = library::settings(variables.as_ref().map_or(&[], |variables| variables));
-        let at = (Ipv4Addr::LOCALHOST, 0).into();
-        let hub = Hub::listen(at, PortRange::ANY, 2, None, PATIENCE).unwrap();
-        let (hub, settings, late) = (&hub, &settings, &Barrier::new(2));
-        thread::scope(|scope| {
-            for rank in 0..2 {
-                scope.spawn(move || {
-                    let communicator = Communicator::join(&hub.id(), rank, 2, settings).unwrap();
-                    let mut data = [rank + 1; 1000];
-                    // The ranks connect in their first operation.
-                    communicator.all_reduce_in_place(&mut data, RedOp::Max).unwrap();
-                    if rank == 0 {
-                        start_and_stay_away(&communicator, &mut data, late);
-                    } else {
-                        late.wait();
-                        communicator.all_reduce_in_place(&mut data, RedOp::Sum).unwrap();
-                    }
-                    assert_eq!(data, [4; 1000]);
-                });
+        let late = Barrier::new(2);
+        library::two_ranks(&settings, |communicator| {
+            let mut data = [communicator.rank() + 1; 1000];
+            // The ranks connect in their first operation.
+            communicator.all_reduce_in_place(&mut data, RedOp::Max).unwrap();
+            if communicator.rank() == 0 {
+                start_and_stay_away(&communicator, &mut data, &late);
+            } else {
+                late.wait();
+                communicator.all_reduce_in_place(&mut data, RedOp::Sum).unwrap();
             }
+            assert_eq!(data, [4; 1000]);
         });
     }
 }

@@ -23,7 +23,6 @@ fn connections(hosts: &Hosts) -> BTreeSet<String> {
     text.lines().map(|line| line.split_whitespace().nth(2).unwrap().to_owned()).collect()
 }
 
-/// Aborts all TCP connections of the host.
 fn abort_connections(hosts: &Hosts) -> BTreeSet<String> {
     let before = connections(hosts);
     assert_eq!(before.len(), 2, "two ends of a connection: {before:?}");

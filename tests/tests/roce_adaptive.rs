@@ -4,10 +4,8 @@
 use invar_core::nic::{SendOpcode, WcFlags, WcOpcode, WcStatus};
 use invar_core::roce::qp::{Transmit, Tuning, rnr_timer_ns};
 use invar_core::roce::{Aeth, NakCode, Opcode, Psn, Reth, Syndrome};
-use invar_testkit::model::roce::{Attr, Peer};
+use invar_testkit::model::roce::{ACK, ADDR, Attr, KEY, MISSING, Peer};
 
-const KEY: u32 = 0x77;
-const ADDR: u64 = 0x10_0000;
 const HOLE_AGE: u64 = 200_000;
 
 type Packets = Vec<(Transmit, Vec<u8>)>;
@@ -16,7 +14,7 @@ type Packets = Vec<(Transmit, Vec<u8>)>;
 fn pair() -> [Peer; 2] {
     let tuning = Tuning { hole_age_ns: HOLE_AGE, ..Tuning::default() };
     let attr = Attr { adaptive: true, tuning, ..Attr::default() };
-    let mut pair = [Peer::with_memory(&attr), Peer::with_memory(&attr.peer())];
+    let mut pair = attr.pair();
     pair[0].host.regions[0].bytes.fill(1);
     pair
 }
@@ -39,9 +37,6 @@ fn answers(packets: &Packets) -> Vec<(i32, Syndrome)> {
     };
     packets.iter().map(|packet| answer(packet).expect("an acknowledge")).collect()
 }
-
-const ACK: Syndrome = Syndrome::Ack { credits: 31 };
-const MISSING: Syndrome = Syndrome::Nak(NakCode::PsnSequenceError);
 
 #[test]
 fn each_packet_of_a_write_names_its_own_memory() {

@@ -2,18 +2,11 @@
 
 use invar_core::nic::{Access, Atomic, QpState, WcOpcode, WcStatus};
 use invar_core::roce::{AtomicEth, Foreign, Headers, NakCode, Opcode, Psn, Syndrome};
-use invar_testkit::model::roce::{Attr, Memory, Peer};
+use invar_testkit::model::roce::{ADDR, Attr, KEY, Memory, Peer};
 
-const KEY: u32 = 0x77;
-const ADDR: u64 = 0x10_0000;
 /// The word that the atomics change.
 const WORD: usize = 64;
 const MS: u64 = 1_000_000;
-
-fn pair() -> [Peer; 2] {
-    let attr = Attr::default();
-    [Peer::with_memory(&attr), Peer::with_memory(&attr.peer())]
-}
 
 fn word(peer: &Peer, at: usize) -> u64 {
     u64::from_ne_bytes(peer.host.regions[0].bytes[at..at + 8].try_into().unwrap())
@@ -23,16 +16,9 @@ fn set_word(peer: &mut Peer, value: u64) {
     peer.host.regions[0].bytes[WORD..WORD + 8].copy_from_slice(&value.to_ne_bytes());
 }
 
-/// Passes all packets of `from` to `to`.
-fn pass(now: u64, from: &mut Peer, to: &mut Peer) {
-    for packet in from.transmit_all(now) {
-        to.receive(now, &packet);
-    }
-}
-
 #[test]
 fn an_atomic_changes_the_word_and_returns_what_was_there() {
-    let [mut us, mut peer] = pair();
+    let [mut us, mut peer] = Attr::default().pair();
     set_word(&mut peer, u64::MAX);
     let (right, wrong) = (1, 7);
     let cases = [
@@ -42,8 +28,8 @@ fn an_atomic_changes_the_word_and_returns_what_was_there() {
     ];
     for (wr_id, (atomic, before, after, opcode)) in (0..).zip(cases) {
         us.post_atomic(wr_id, WORD as u64, atomic);
-        pass(0, &mut us, &mut peer);
-        pass(0, &mut peer, &mut us);
+        us.pass(0, &mut peer);
+        peer.pass(0, &mut us);
         assert_eq!((word(&us, 0), word(&peer, WORD)), (before, after), "{atomic:?}");
         let wc = us.host.sends.last().unwrap();
         assert_eq!((wc.wr_id, wc.status), (wr_id, WcStatus::SUCCESS));
@@ -53,11 +39,11 @@ fn an_atomic_changes_the_word_and_returns_what_was_there() {
 
 #[test]
 fn an_atomic_whose_answer_is_lost_is_carried_out_once() {
-    let [mut us, mut peer] = pair();
+    let [mut us, mut peer] = Attr::default().pair();
     for wr_id in 0..3 {
         us.post_atomic(wr_id, WORD as u64, Atomic::FetchAdd { add: 1 });
     }
-    pass(0, &mut us, &mut peer);
+    us.pass(0, &mut peer);
     // All answers are lost, and the word changes meanwhile.
     assert_eq!(peer.transmit_all(0).len(), 3);
     assert_eq!(word(&peer, WORD), 3);
@@ -67,8 +53,8 @@ fn an_atomic_whose_answer_is_lost_is_carried_out_once() {
         now = us.qp.deadline_ns().expect("atomics are in flight");
         assert!(now < 10_000 * MS);
         us.qp.handle_timeout(now, &mut us.host);
-        pass(now, &mut us, &mut peer);
-        pass(now, &mut peer, &mut us);
+        us.pass(now, &mut peer);
+        peer.pass(now, &mut us);
     }
     assert_eq!(us.sends(), [0, 1, 2].map(|wr_id| (wr_id, WcStatus::SUCCESS)));
     // The last answer has the word that the third atomic found.
@@ -77,25 +63,23 @@ fn an_atomic_whose_answer_is_lost_is_carried_out_once() {
 
 #[test]
 fn an_answer_that_is_lost_alone_is_asked_for_again() {
-    let [mut us, mut peer] = pair();
+    let [mut us, mut peer] = Attr::default().pair();
     for wr_id in 0..2 {
         us.post_atomic(wr_id, WORD as u64, Atomic::FetchAdd { add: 1 });
     }
-    pass(0, &mut us, &mut peer);
+    us.pass(0, &mut peer);
     let answers = peer.transmit_all(0);
     us.receive(0, &answers[1]);
     assert_eq!(us.qp.counters().responses_lost, 1);
-    pass(0, &mut us, &mut peer);
-    pass(0, &mut peer, &mut us);
+    us.pass(0, &mut peer);
+    peer.pass(0, &mut us);
     assert_eq!(us.sends(), [0, 1].map(|wr_id| (wr_id, WcStatus::SUCCESS)));
     assert_eq!((word(&us, 0), word(&peer, WORD)), (1, 2));
 }
 
 #[test]
 fn no_more_atomics_are_in_flight_than_agreed() {
-    let attr = Attr { rd_atomic: 2, ..Attr::default() };
-    let mut us = Peer::with_memory(&attr);
-    let mut peer = Peer::with_memory(&attr.peer());
+    let [mut us, mut peer] = Attr { rd_atomic: 2, ..Attr::default() }.pair();
     for wr_id in 0..5 {
         us.post_atomic(wr_id, WORD as u64, Atomic::FetchAdd { add: 1 });
     }
@@ -103,7 +87,7 @@ fn no_more_atomics_are_in_flight_than_agreed() {
         let packets = us.transmit_all(0);
         assert_eq!(packets.len(), left);
         packets.iter().for_each(|packet| peer.receive(0, packet));
-        pass(0, &mut peer, &mut us);
+        peer.pass(0, &mut us);
     }
     assert_eq!((us.host.sends.len(), word(&peer, WORD)), (5, 5));
 }

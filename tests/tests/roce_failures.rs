@@ -3,11 +3,7 @@
 use invar_core::nic::{QpState, QpTransition, SendOpcode, SendWr, WcStatus};
 use invar_core::roce::qp::{RNR_NS_MAX, Tuning, ack_timeout_ns, rnr_timer_ns};
 use invar_core::roce::{Aeth, Headers, NakCode, Opcode, Psn, Reth, Syndrome};
-use invar_testkit::model::roce::{Attr, Peer};
-
-const KEY: u32 = 0x77;
-const ADDR: u64 = 0x10_0000;
-const ACK: Syndrome = Syndrome::Ack { credits: 31 };
+use invar_testkit::model::roce::{ACK, ADDR, Attr, KEY, Peer};
 
 /// Runs an end whose peer is silent until nothing is left to happen. Returns the times of its
 /// transmissions and of the end.

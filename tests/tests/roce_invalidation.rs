@@ -11,24 +11,17 @@ const S: u64 = 1_000_000_000;
 /// Two ends. The second one lets the first invalidate `KEY`.
 fn pair() -> [Peer; 2] {
     let attr = Attr { min_rnr_timer: 1, ..Attr::default() };
-    let [us, mut peer] = [Peer::with_memory(&attr), Peer::with_memory(&attr.peer())];
+    let [us, mut peer] = attr.pair();
     peer.host.keys.insert(KEY);
     [us, peer]
-}
-
-/// Passes all packets of `from` to `to`.
-fn pass(now: u64, from: &mut Peer, to: &mut Peer) {
-    for packet in from.transmit_all(now) {
-        to.receive(now, &packet);
-    }
 }
 
 /// Lets time pass, and all packets arrive, until `us` has `sends` completions.
 fn finish(us: &mut Peer, peer: &mut Peer, sends: usize) {
     let mut now = 0;
     while us.host.sends.len() < sends {
-        pass(now, us, peer);
-        pass(now, peer, us);
+        us.pass(now, peer);
+        peer.pass(now, us);
         if us.host.sends.len() < sends {
             now = us.qp.deadline_ns().expect("a request is in flight").max(now);
             assert!(now < 100 * S, "not done in time");
@@ -56,7 +49,7 @@ fn a_send_whose_acknowledge_is_lost_does_not_invalidate_a_key_that_was_given_aga
         let [mut us, mut peer] = pair();
         peer.post_receive(7, 4096);
         us.post(1, SendOpcode::SendWithInv, len);
-        pass(0, &mut us, &mut peer);
+        us.pass(0, &mut peer);
         assert!(peer.host.keys.is_empty() && !peer.transmit_all(0).is_empty());
         peer.host.keys.insert(KEY);
         finish(&mut us, &mut peer, 1);
@@ -88,7 +81,7 @@ fn a_send_invalidates_when_it_is_whole_whatever_packet_is_lost() {
 fn a_send_that_finds_no_receive_invalidates_nothing_before_there_is_one() {
     let [mut us, mut peer] = pair();
     us.post(1, SendOpcode::SendWithInv, 16);
-    pass(0, &mut us, &mut peer);
+    us.pass(0, &mut peer);
     let answer = peer.transmit_all(0);
     assert!(matches!(answer[0].0.headers.aeth.unwrap().syndrome, Syndrome::RnrNak { .. }));
     us.receive(0, &answer[0]);
@@ -148,10 +141,10 @@ fn a_local_operation_waits_for_lost_packets_and_is_carried_out_once() {
     let sent = us.transmit_all(0);
     assert_eq!(sent.len(), 3, "nothing behind the operation leaves before it");
     [&sent[0], &sent[2]].iter().for_each(|packet| peer.receive(0, packet));
-    pass(0, &mut peer, &mut us);
+    peer.pass(0, &mut us);
     assert_eq!(us.host.locals_done, 0);
-    pass(0, &mut us, &mut peer);
-    pass(0, &mut peer, &mut us);
+    us.pass(0, &mut peer);
+    peer.pass(0, &mut us);
     // The WRITE behind the operation is lost, and the operation is not repeated with it.
     assert_eq!((us.transmit_all(0).len(), us.host.locals_done), (1, 1));
     finish(&mut us, &mut peer, 3);
@@ -165,7 +158,7 @@ fn a_local_operation_that_fails_ends_the_queue_pair_and_nothing_behind_it_leaves
     us.post_local(1, Err(WcStatus::MW_BIND_ERR));
     us.post_local(2, Ok(()));
     us.post(3, SendOpcode::RdmaWrite, 16);
-    pass(0, &mut us, &mut peer);
+    us.pass(0, &mut peer);
     let flushed = WcStatus::WR_FLUSH_ERR;
     assert_eq!(us.sends(), [(1, WcStatus::MW_BIND_ERR), (2, flushed), (3, flushed)]);
     assert_eq!((us.host.locals_done, us.qp.state()), (1, QpState::Err));

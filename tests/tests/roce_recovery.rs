@@ -3,17 +3,14 @@
 use invar_core::nic::{QpState, SendOpcode, WcStatus};
 use invar_core::roce::qp::{Transmit, Tuning};
 use invar_core::roce::{Headers, NakCode, Opcode, Packet, Psn, Reth, Syndrome};
-use invar_testkit::model::roce::{Attr, Peer};
+use invar_testkit::model::roce::{ACK, Attr, MISSING, Peer};
 
-const ACK: Syndrome = Syndrome::Ack { credits: 31 };
-const MISSING: Syndrome = Syndrome::Nak(NakCode::PsnSequenceError);
 const FIRST: Psn = Psn::new(0xff_fffa);
 
 type Packets = Vec<(Transmit, Vec<u8>)>;
 
 fn pair(adaptive: bool) -> [Peer; 2] {
-    let attr = Attr { adaptive, ..Attr::default() };
-    [Peer::with_memory(&attr), Peer::with_memory(&attr.peer())]
+    Attr { adaptive, ..Attr::default() }.pair()
 }
 
 /// The PSNs, relative to the first one.
@@ -71,8 +68,8 @@ fn what_was_dropped_before_a_gap_closed_is_asked_for() {
     let naks = b.transmit_all(0);
     assert_eq!((psns(&naks), syndromes(&naks)), (vec![1], vec![MISSING]));
     a.receive(0, &naks[0]);
-    a.transmit_all(0).iter().for_each(|packet| b.receive(0, packet));
-    b.transmit_all(0).iter().for_each(|packet| a.receive(0, packet));
+    a.pass(0, &mut b);
+    b.pass(0, &mut a);
     assert_eq!(a.sends(), [(1, WcStatus::SUCCESS)]);
 }
 
@@ -131,7 +128,7 @@ fn a_packet_that_came_after_all_is_not_sent_again() {
     let sent = a.transmit_all(0);
     a.hear(0, FIRST.get(), MISSING);
     sent.iter().for_each(|packet| b.receive(0, packet));
-    b.transmit_all(0).iter().for_each(|packet| a.receive(0, packet));
+    b.pass(0, &mut a);
     assert_eq!(a.sends(), [(1, WcStatus::SUCCESS)]);
     // A packet that takes this one's place a receive window later is not sent again either.
     for wr_id in 0..1100 {
@@ -140,7 +137,7 @@ fn a_packet_that_came_after_all_is_not_sent_again() {
         assert_eq!(sent.len(), 1);
         assert_eq!(sent[0].0.headers.bth.opcode, Opcode::WRITE_ONLY);
         b.receive(0, &sent[0]);
-        b.transmit_all(0).iter().for_each(|packet| a.receive(0, packet));
+        b.pass(0, &mut a);
     }
     assert_eq!(a.qp.counters().packets_retransmitted, 0);
 }
@@ -160,10 +157,9 @@ fn reads_that_are_asked_for_again_are_answered_in_order() {
 /// Two ends, of which `a` may have one READ unanswered. `a` reads eight packets. It asks for the last seven
 /// again, after `b` has sent four.
 fn read_asked_for_again() -> [Peer; 2] {
-    let attr = Attr { rd_atomic: 1, ..Attr::default() };
-    let [mut a, mut b] = [attr, attr.peer()].map(|attr| Peer::with_memory(&attr));
+    let [mut a, mut b] = Attr { rd_atomic: 1, ..Attr::default() }.pair();
     a.post(1, SendOpcode::RdmaRead, 8 * 1024);
-    a.transmit_all(0).iter().for_each(|request| b.receive(0, request));
+    a.pass(0, &mut b);
     for number in 0..4 {
         let response = b.transmit(0).expect("the READ is not answered yet");
         if number != 1 {
@@ -190,7 +186,7 @@ fn a_half_answered_read_that_is_asked_for_again_leaves_room_for_the_next_once_it
     finish_read(&mut ends);
     let [mut a, mut b] = ends;
     a.post(2, SendOpcode::RdmaRead, 1024);
-    a.transmit_all(0).iter().for_each(|request| b.receive(0, request));
+    a.pass(0, &mut b);
     let responses = b.transmit_all(0);
     assert_eq!(psns(&responses), [8]);
     responses.iter().for_each(|response| a.receive(0, response));

@@ -2,10 +2,7 @@
 
 use invar_core::nic::{Access, Mtu, QpState, QpTransition, WcStatus};
 use invar_core::roce::{Headers, ImmDt, NakCode, Opcode, Psn, Reth, Syndrome};
-use invar_testkit::model::roce::{Attr, Memory, Peer};
-
-const KEY: u32 = 0x77;
-const ADDR: u64 = 0x10_0000;
+use invar_testkit::model::roce::{ADDR, Attr, KEY, Memory, Peer};
 
 /// A request packet of the peer: opcode, RETH and payload bytes. PSNs count from the peer's first one.
 type Request = (Opcode, Option<(u64, u32, u32)>, usize);

@@ -34,7 +34,7 @@ impl Network {
     fn new(adaptive: bool) -> Network {
         let tuning = Tuning { hole_age_ns: HOLE_AGE, ack_delay_ns: ACK_DELAY, ..Tuning::default() };
         let attr = Attr { adaptive, tuning, ..Attr::default() };
-        let mut ends = [Peer::with_memory(&attr), Peer::with_memory(&attr.peer())];
+        let mut ends = attr.pair();
         ends[0].host.regions[0].bytes.fill(1);
         Network { ends, now: 0, under_way: VecDeque::new(), sent: Vec::new() }
     }

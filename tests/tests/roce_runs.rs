@@ -25,8 +25,7 @@ fn a_run_is_the_packets_that_come_one_by_one() {
 fn all_long_packets_of_a_write_but_the_last_are_equally_long() {
     for (long_mtu_bytes, first, middle) in [(0, 28 + 1024, 12 + 1024), (1408, 12 + 1408, 12 + 1408)]
     {
-        let attr = Attr { long_mtu_bytes, ..Attr::default() };
-        let [mut near, mut far] = [attr, attr.peer()].map(|attr| Peer::with_memory(&attr));
+        let [mut near, mut far] = Attr { long_mtu_bytes, ..Attr::default() }.pair();
         near.post(1, SendOpcode::RdmaWrite, MESSAGE_BYTES);
         let packets = near.transmit_all(0);
         let lengths: Vec<usize> = packets.iter().map(bytes).collect();
@@ -34,7 +33,7 @@ fn all_long_packets_of_a_write_but_the_last_are_equally_long() {
         assert_eq!(full, [vec![first], vec![middle; full.len() - 1]].concat());
         assert!(*last < middle);
         packets.iter().for_each(|packet| far.receive(0, packet));
-        far.transmit_all(0).iter().for_each(|answer| near.receive(0, answer));
+        far.pass(0, &mut near);
         assert_eq!(near.sends(), [(1, WcStatus::SUCCESS)]);
     }
 }
@@ -92,11 +91,10 @@ fn transfer(attr: &Attr, operation: SendOpcode, packets_max: u32) {
 
 #[test]
 fn requests_leave_between_the_answers_to_a_peer_that_always_reads() {
-    let attr = Attr::default();
-    let [mut us, mut peer] = [Peer::with_memory(&attr), Peer::with_memory(&attr.peer())];
+    let [mut us, mut peer] = Attr::default().pair();
     let ask = |us: &mut Peer, peer: &mut Peer| {
         peer.post(1, SendOpcode::RdmaRead, 16 << 10);
-        peer.transmit_all(0).iter().for_each(|packet| us.receive(0, packet));
+        peer.pass(0, us);
     };
     ask(&mut us, &mut peer);
     us.post(2, SendOpcode::RdmaWrite, 8);

@@ -350,8 +350,7 @@ fn a_refused_request_completes_as_with_rxe() {
 
 #[test]
 fn every_packet_has_the_migration_state_of_a_path_that_never_migrates_and_either_is_received() {
-    let attr = Attr::default();
-    let [mut a, mut b] = [attr, attr.peer()].map(|attr| Peer::with_memory(&attr));
+    let [mut a, mut b] = Attr::default().pair();
     b.post_receive(9, 2048);
     for (wr_id, opcode) in [(1, SendOpcode::RdmaRead), (2, SendOpcode::Send)] {
         a.post(wr_id, opcode, 2048);

@@ -2,10 +2,7 @@
 
 use invar_core::nic::{RecvWr, Sge, WcStatus};
 use invar_core::roce::{Headers, ImmDt, Opcode, Reth, Syndrome};
-use invar_testkit::model::roce::{Attr, Peer};
-
-const KEY: u32 = 0x77;
-const ADDR: u64 = 0x10_0000;
+use invar_testkit::model::roce::{ADDR, Attr, KEY, Peer};
 
 #[test]
 fn a_message_takes_one_shared_receive_when_it_needs_one() {

@@ -12,8 +12,7 @@ const GRH: [u8; GRH_BYTES] = [0x99; GRH_BYTES];
 const OK: WcStatus = WcStatus::SUCCESS;
 
 fn pair(qp_type: QpType) -> [Peer; 2] {
-    let attr = Attr { qp_type, qkey: QKEY, ..Attr::default() };
-    [Peer::with_memory(&attr), Peer::with_memory(&attr.peer())]
+    Attr { qp_type, qkey: QKEY, ..Attr::default() }.pair()
 }
 
 fn fill(peer: &mut Peer, with: u8) {
@@ -157,7 +156,7 @@ fn messages_of_an_unreliable_connection_arrive_whole_or_not_at_all() {
             assert_eq!(peer.receives().len(), usize::from(lost == 5), "{opcode:?} {lost}");
             // The next message is not harmed.
             us.post(2, opcode, LEN);
-            us.transmit_all(0).iter().for_each(|packet| peer.receive(0, packet));
+            us.pass(0, &mut peer);
             assert_eq!(peer.host.receives.last().unwrap().byte_len, LEN, "{opcode:?} {lost}");
             assert!(peer.host.regions[0].bytes[..LEN as usize].iter().all(|byte| *byte == 5));
             assert!(peer.transmit_all(0).is_empty(), "nothing is acknowledged");

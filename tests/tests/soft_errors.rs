@@ -28,16 +28,6 @@ fn pair() -> [End<SoftNic>; 2] {
     pair_with(&Link::default())
 }
 
-/// Checks that a request fails with `status` at the end that posted it, and changes nothing.
-fn fails([a, b]: &[End<SoftNic>; 2], wr: &SendWr, status: WcStatus) {
-    a.buffer.memory.write_at(0, &[1; LEN]).unwrap();
-    a.post(wr);
-    let done = a.wait();
-    assert_eq!((done.wr_id, done.status), (wr.wr_id, status));
-    assert_eq!(a.qp.state(), QpState::Err);
-    assert_eq!(b.buffer.read(0, LEN), [0; LEN]);
-}
-
 #[test]
 fn all_bytes_of_a_peers_region_and_its_last_byte_alone_can_be_written() {
     let [a, b] = pair();
@@ -49,19 +39,12 @@ fn all_bytes_of_a_peers_region_and_its_last_byte_alone_can_be_written() {
 }
 
 #[test]
-fn our_own_memory_that_is_not_registered_for_it() {
-    for (beyond, lkey) in [(0, 5), (LEN as u64 - 7, 0)] {
-        let ends = pair();
-        let wr = ends[0].work(SendOpcode::RdmaWrite, 8, &ends[1]);
-        let lkey = if lkey == 0 { wr.sge.lkey } else { lkey };
-        let sge = Sge { addr: wr.sge.addr + beyond, lkey, ..wr.sge };
-        fails(&ends, &SendWr { sge, ..wr }, WcStatus::LOC_PROT_ERR);
-    }
+fn our_own_memory_that_may_not_be_written() {
     let [a, b] = pair();
     let (mr, ..) = a.register(&a.buffer.memory, Access::REMOTE_READ);
     let wr = a.work(SendOpcode::RdmaRead, 8, &b);
-    let sge = Sge { lkey: mr.lkey(), ..wr.sge };
-    fails(&[a, b], &SendWr { sge, ..wr }, WcStatus::LOC_PROT_ERR);
+    a.post(&SendWr { sge: Sge { lkey: mr.lkey(), ..wr.sge }, ..wr });
+    assert_eq!(a.wait().status, WcStatus::LOC_PROT_ERR);
 }
 
 #[test]
@@ -83,33 +66,11 @@ fn a_receive_that_never_comes() {
     assert_eq!(a.nic.counters().device.qps.rnr_naks_received, 3);
 }
 
-/// A link with a timeout of 4.2 ms, twice.
-fn impatient() -> Link {
-    let rts = RtsAttr { timeout: 10, retry_cnt: 1, ..Link::default().rts };
-    Link { rts, ..Link::default() }
-}
-
-#[test]
-fn a_queue_pair_of_the_peer_that_is_gone() {
-    let [a, End { qp, buffer, nic, .. }] = pair_with(&impatient());
-    drop(qp);
-    let wr = SendWr {
-        remote_addr: buffer.addr(0),
-        rkey: buffer.rkey(),
-        sge: a.sge(0, 8),
-        wr_id: 3,
-        flags: invar_core::nic::SendFlags::SIGNALED,
-        ..SendWr::default()
-    };
-    a.post(&wr);
-    let done = a.wait();
-    assert_eq!((done.wr_id, done.status), (3, WcStatus::RETRY_EXC_ERR));
-    assert!(nic.counters().device.unknown_qp >= 2);
-}
-
 #[test]
 fn a_peer_that_is_gone() {
-    let [a, b] = pair_with(&impatient());
+    // The timeout is 4.2 ms, twice.
+    let rts = RtsAttr { timeout: 10, retry_cnt: 1, ..Link::default().rts };
+    let [a, b] = pair_with(&Link { rts, ..Link::default() });
     let wr = a.work(SendOpcode::RdmaWrite, 8, &b);
     drop(b);
     a.post(&wr);

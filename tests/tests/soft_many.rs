@@ -1,9 +1,8 @@
 //! Tests many queue pairs on one device.
 
-use invar_core::nic::{Nic, QpCap, SendFlags, SendOpcode, SendWr, Sge, Wc, WcStatus};
+use invar_core::nic::{Nic, QpCap, SendFlags, SendOpcode, SendWr, Sge, WcStatus};
 use invar_linux::soft::{SoftConfig, SoftNic};
 use invar_testkit::end::{End, Link};
-use invar_testkit::wait::until;
 
 const QPS: usize = 256;
 
@@ -67,30 +66,5 @@ fn many_threads_use_one_nic_at_once() {
                 }
             });
         }
-    });
-}
-
-#[test]
-fn queue_pairs_carry_messages_beside_a_flood_on_another_of_the_same_devices() {
-    let open = |name| SoftNic::open(&SoftConfig::new(name, "[::1]:0".parse().unwrap())).unwrap();
-    let nics = [open("left"), open("right")];
-    let ends: Vec<[End<SoftNic>; 2]> =
-        (0..8).map(|_| End::pair([&nics[0], &nics[1]], 1 << 20, &Link::default())).collect();
-    // Post a flood on the first queue pair, and one small message on each other.
-    for [a, b] in &ends[..1] {
-        (0..16).for_each(|_| a.post(&a.work(SendOpcode::RdmaWrite, 1 << 20, b)));
-    }
-    for [a, b] in &ends[1..] {
-        a.post(&a.work(SendOpcode::RdmaWrite, 8, b));
-    }
-    for [a, _] in &ends[1..] {
-        assert_eq!(a.wait().status, WcStatus::SUCCESS);
-    }
-    let mut wcs = [Wc::default(); 16];
-    let [a, _] = &ends[0];
-    let mut done = 0;
-    until("flood", || {
-        done += a.nic.poll(&a.cq, &mut wcs).unwrap();
-        done == 16
     });
 }

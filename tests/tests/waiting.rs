@@ -4,7 +4,8 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use invar::{Communicator, Hub, PortRange, Settings};
+use invar::Settings;
+use invar_testkit::library::two_ranks;
 use invar_testkit::sleepers::{self, processor_time, settings};
 
 const BYTES: usize = 8;
@@ -92,18 +93,6 @@ fn a_long_message_behind_many_short_ones_wakes_both_ends() {
     }
 }
 
-/// Runs `run` as two ranks.
-fn ranks<R: Send>(settings: &Settings, run: impl Fn(&Communicator) -> R + Sync) -> [R; 2] {
-    let hub = Hub::listen(([127, 0, 0, 1], 0).into(), PortRange::ANY, 2, None, TIMEOUT).unwrap();
-    thread::scope(|scope| {
-        let ranks = [0, 1].map(|rank| {
-            let (hub, run) = (&hub, &run);
-            scope.spawn(move || run(&Communicator::join(&hub.id(), rank, 2, settings).unwrap()))
-        });
-        ranks.map(|rank| rank.join().unwrap())
-    })
-}
-
 /// Settings for ranks that share memory, or that go over a network.
 fn every_way() -> [Settings; 3] {
     let network = |transport| settings(transport).shared_memory(false);
@@ -115,7 +104,7 @@ fn a_rank_that_waits_takes_little_processor_time() {
     for settings in every_way() {
         let (went, comes): (Sender<()>, Receiver<()>) = channel();
         let comes = std::sync::Mutex::new(comes);
-        let [_, busy] = ranks(&settings, |communicator| {
+        let [_, busy] = two_ranks(&settings, |communicator| {
             communicator.barrier().unwrap();
             if communicator.rank() == 0 {
                 // The other rank has begun to wait.
@@ -137,7 +126,7 @@ fn a_rank_that_waits_takes_little_processor_time() {
 fn sleeping_ranks_are_woken_by_each_message() {
     for settings in every_way() {
         let start = Instant::now();
-        ranks(&settings, |communicator| {
+        two_ranks(&settings, |communicator| {
             for _ in 0..ROUND_TRIPS {
                 communicator.barrier().unwrap();
             }

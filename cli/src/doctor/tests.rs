@@ -115,8 +115,7 @@ fn settings_that_are_refused_or_unknown_are_found() {
     let mut host = StandIn::plain();
     host.set("INVAR_FIFO_DEPTH", "7");
     assert_eq!(host.findings(), ["bad setting-refused INVAR_FIFO_DEPTH"]);
-    let report = host.examine();
-    assert!(report.finding("setting-refused").what.contains("power of two"));
+    assert!(host.what("setting-refused").contains("power of two"));
     // One does not hide the others.
     host.set("NCCL_IB_TIMOUT", "3");
     host.set("NCCL_IB_QPS_PER_CONNECTION", "many");
@@ -141,7 +140,7 @@ fn settings_that_are_refused_or_unknown_are_found() {
             "note setting-nccl-only NCCL_SOCKET_INLINE"
         ]
     );
-    let what = host.examine().finding("setting-unknown").what.clone();
+    let what = host.what("setting-unknown");
     assert!(what.starts_with("set, and neither Invar nor NCCL reads a variable of that name"));
     assert!(what.ends_with("is NCCL_IB_TIMEOUT meant?"), "{what}");
 }
@@ -176,6 +175,6 @@ fn a_relative_file_of_nccl_is_below_the_root_that_is_given() {
     host.set("NCCL_CONF_FILE", "job/nccl.conf");
     host.tree.file("job/nccl.conf", "NCCL_IB_TIMOUT=22\n");
     assert_eq!(host.findings(), ["warn setting-unknown NCCL_IB_TIMOUT"]);
-    let mend = host.examine().finding("setting-unknown").mend.clone();
+    let mend = host.mend("setting-unknown");
     assert!(mend.starts_with("sed -i '/^NCCL_IB_TIMOUT=/d' /job/nccl.conf "), "{mend}");
 }

@@ -150,7 +150,6 @@ impl Session<'_> {
         Ok(Passed { used, wrong: theirs.saturating_add(wrong), peer_cpu_percent })
     }
 
-    /// The next pass.
     fn next(&mut self, kind: Kind, size: u32, [messages, lead]: [u64; 2], slots: u16) -> Pass {
         self.passes += 1;
         Pass { number: self.passes, kind, size, messages, lead, slots }

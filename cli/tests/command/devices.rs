@@ -38,10 +38,7 @@ fn devices_are_listed_with_loopback_as_the_last() {
 
 #[test]
 fn a_list_chooses_the_software_nics_and_their_order() {
-    let soft = |list: &str| {
-        let mut command = invar(&["devices", "--json"]);
-        Run::start(command.env("INVAR_SOFT_DEVICES", list)).wait()
-    };
+    let soft = |list: &str| run_in(&[("INVAR_SOFT_DEVICES", list)], &["devices", "--json"]);
     let names = |list: &str| {
         let devices = json(&soft(list).ok().stdout);
         let soft = devices.as_array().unwrap().iter().filter(|device| device["kind"] == "soft");
@@ -52,22 +49,19 @@ fn a_list_chooses_the_software_nics_and_their_order() {
     all.reverse();
     assert_eq!(names(&all.join(",")), all);
     let outcome = soft("nowhere0");
-    assert_eq!(outcome.status, Some(2));
-    let says = "invar: INVAR_SOFT_DEVICES: nowhere0 is none of the devices soft0 (";
-    assert!(outcome.line().starts_with(says), "{}", outcome.line());
+    outcome.ended(USAGE, "invar: INVAR_SOFT_DEVICES: nowhere0 is none of the devices soft0 (");
 }
 
 #[test]
 fn the_mtu_of_a_device_is_the_one_that_is_measured_with() {
     let perf = json(&run(&["perf", "-e", "8", "-n", "2", "--json", "-"]).ok().stdout);
     for (wire, mtu) in [("invar", perf["path_mtu"].as_u64()), ("nccl-2.14", Some(4096))] {
-        let mut command = invar(&["devices", "--json"]);
-        let outcome = Run::start(command.env("INVAR_WIRE", wire)).wait();
+        let outcome = run_in(&[("INVAR_WIRE", wire)], &["devices", "--json"]);
         let devices = json(&outcome.ok().stdout);
         assert_eq!(devices.as_array().unwrap().last().unwrap()["mtu"].as_u64(), mtu, "{wire}");
     }
-    let mut command = invar(&["devices", "--json"]);
-    let devices = json(&Run::start(command.env("INVAR_LONG_MTU", "0")).wait().ok().stdout);
+    let outcome = run_in(&[("INVAR_LONG_MTU", "0")], &["devices", "--json"]);
+    let devices = json(&outcome.ok().stdout);
     let devices = devices.as_array().unwrap();
     assert_eq!(devices.last().unwrap()["mtu"], 4096);
     assert!(devices.iter().all(|device| device["mtu"].is_null() == (device["kind"] == "socket")));

@@ -31,6 +31,11 @@ use invar_testkit::child::Killed;
 use invar_testkit::shell;
 use invar_testkit::wait::watch;
 
+/// The exit status where arguments or variables cannot be.
+const USAGE: Option<i32> = Some(2);
+/// The exit status where a run failed.
+const FAILED: Option<i32> = Some(3);
+
 /// The outcome of a run.
 struct Outcome {
     status: Option<i32>,
@@ -44,6 +49,14 @@ impl Outcome {
         let line = self.stderr.trim_end();
         assert!(line.starts_with("invar: ") && !line.contains('\n'), "not one line: {line:?}");
         line
+    }
+
+    /// Checks for a status, and for one line on stderr that says this.
+    #[track_caller]
+    fn ended(&self, status: Option<i32>, says: &str) {
+        assert_eq!(self.status, status, "{}", self.stderr);
+        self.line();
+        assert!(self.stderr.contains(says), "{}", self.stderr);
     }
 
     fn ok(&self) -> &Self {
@@ -98,6 +111,11 @@ fn bare(mut command: Command, args: &[&str]) -> Command {
 
 fn run(args: &[&str]) -> Outcome {
     Run::start(&mut invar(args)).wait()
+}
+
+/// Runs `invar ARGS` with these variables.
+fn run_in(env: &[(&str, &str)], args: &[&str]) -> Outcome {
+    Run::start(invar(args).envs(env.iter().copied())).wait()
 }
 
 /// A server, and where it listens.

@@ -40,9 +40,9 @@ fn servers_without_a_port_take_others_of_the_range() {
 #[test]
 fn ranks_listen_in_the_range() {
     for transport in ["soft", "socket"] {
-        let mut command = invar(&["coll", "all_reduce", "-e", "64", "-n", "2"]);
-        command.args(["--port-range", PORTS]).env("NCCL_SHM_DISABLE", "1");
-        Run::start(command.env("INVAR_TRANSPORT", transport)).wait().ok();
+        let env = [("NCCL_SHM_DISABLE", "1"), ("INVAR_TRANSPORT", transport)];
+        let args = ["coll", "all_reduce", "-e", "64", "-n", "2", "--port-range", PORTS];
+        run_in(&env, &args).ok();
     }
 }
 

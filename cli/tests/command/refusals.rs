@@ -8,9 +8,6 @@ use invar_testkit::{insider, unused};
 
 use crate::*;
 
-const USAGE: Option<i32> = Some(2);
-const FAILED: Option<i32> = Some(3);
-
 #[test]
 fn flags_that_cannot_be_are_named_with_what_is_allowed() {
     for (args, words) in [
@@ -36,11 +33,45 @@ fn flags_that_cannot_be_are_named_with_what_is_allowed() {
         (&["perf", "--connect", ""], &["'' is no HOST and no HOST:PORT"]),
         (&["perf", "--server", "10.0.0.1:x"], &["'10.0.0.1:x' is no HOST and no HOST:PORT"]),
         (&["perf", "--soft-port", "7-6"], &["'7-6' for '--soft-port", "a range like"]),
-        (&["coll", "all_reduce", "--port-range", "x"], &["'x' for '--port-range", "a range like"]),
+        (&["perf", "--op", "write", "--qps", "2"], &["--op write: it has one queue pair"]),
+        (
+            &["perf", "--op", "read", "--recvs", "2"],
+            &["--op read: only messages have grouped receives"],
+        ),
+        (
+            &["perf", "--op", "send", "--adaptive-routing"],
+            &["--op send: only messages have --adaptive"],
+        ),
+        (&["perf", "--op", "write", "-b", "0"], &["--op write: the peer waits for the last byte"]),
         (&["perf", "--frobnicate"], &["--frobnicate"]),
+        (&["coll", "all_reduce", "--port-range", "x"], &["'x' for '--port-range", "a range like"]),
+        (&["coll", "all_reduce", "--ranks", "0"], &["--ranks"]),
+        (
+            &["coll", "all_reduce", "-b", "8", "-e", "4"],
+            &["--min-bytes 8 is more than --max-bytes 4"],
+        ),
+        (&["coll", "broadcast", "-r", "2"], &["--root-rank 2: of 2 ranks the last is 1"]),
+        (&["coll", "all_reduce", "--rank", "0"], &["--root"]),
+        (&["coll", "all_reduce", "--rank", "0", "--root", "[::1]:0"], &["--root [::1]:0: no rank"]),
+        (&["coll", "all_reduce", "-d", "int9"], &["no such type"]),
+        (&["coll", "all_reduce", "-o", "mean"], &["no such reduction"]),
+        (&["coll", "all_divide"], &["all_divide"]),
+        (&["doctor", "gid"], &["gid: there is no such check; there is settings, "]),
+        (&["doctor", "--root", "/nonesuch"], &["--root /nonesuch: there is no such folder"]),
+        (&["doctor", "--list", "gids"], &["--list"]),
+        (&["doctor", "--yaml"], &["--yaml"]),
+        (&["doctor", "--peer", ""], &["'' is no HOST and no HOST:PORT"]),
+        (&["doctor", "--peer", "h", "--serve"], &["cannot be used with"]),
+        (&["doctor", "--peer", "h", "--hosts", "/dev/null"], &["cannot be used with"]),
+        (&["doctor", "--hosts", "/nonesuch"], &["--hosts /nonesuch: No such file"]),
+        (&["doctor", "--hosts", "/dev/null"], &["--hosts /dev/null:1: the file names no host"]),
+        (&["doctor", "--hosts", "/dev/zero"], &["--hosts /dev/zero: "]),
+        (&["doctor", "--serve", "10.0.0.1:x"], &["'10.0.0.1:x' is no HOST and no HOST:PORT"]),
+        (&["settings", "INVAR_NONESUCH"], &["INVAR_NONESUCH: Invar reads no such variable"]),
         (&["perv"], &["perv"]),
     ] {
-        let outcome = run(args);
+        // Rank 0 without a secret makes one up, and says so.
+        let outcome = run_in(&[("INVAR_COLL_SECRET", "word")], args);
         assert_eq!(outcome.status, USAGE, "{args:?}: {}", outcome.stderr);
         let line = outcome.line();
         assert!(words.iter().all(|word| line.contains(word)), "{args:?}: {line}");
@@ -55,18 +86,14 @@ fn variables_that_cannot_be_are_named_with_what_is_allowed() {
         ("INVAR_WIRE", "verbs", "one of invar nccl-2.14"),
         ("INVAR_TRANSPORT", "ib", "there is no such device"),
     ] {
-        let outcome = Run::start(invar(&["perf", "-e", "8"]).env(name, value)).wait();
-        assert_eq!(outcome.status, USAGE, "{}", outcome.stderr);
-        assert!(outcome.line().contains(&format!("{name}={value}: ")), "{}", outcome.stderr);
-        assert!(outcome.line().contains(word), "{}", outcome.stderr);
+        let outcome = run_in(&[(name, value)], &["perf", "-e", "8"]);
+        outcome.ended(USAGE, &format!("{name}={value}: "));
+        outcome.ended(USAGE, word);
     }
-    let mut command = invar(&["perf", "-e", "8", "--window", "16"]);
-    let outcome = Run::start(command.env("INVAR_FIFO_DEPTH", "8")).wait();
-    assert_eq!(outcome.status, USAGE);
-    assert!(outcome.line().contains("--window 16: "), "{}", outcome.stderr);
+    let outcome = run_in(&[("INVAR_FIFO_DEPTH", "8")], &["perf", "-e", "8", "--window", "16"]);
+    outcome.ended(USAGE, "--window 16: ");
     for (depth, status) in [("4", USAGE), ("8", Some(0))] {
-        let mut command = invar(&["perf", "-e", "8", "-n", "2"]);
-        let outcome = Run::start(command.env("INVAR_FIFO_DEPTH", depth)).wait();
+        let outcome = run_in(&[("INVAR_FIFO_DEPTH", depth)], &["perf", "-e", "8", "-n", "2"]);
         assert_eq!(outcome.status, status, "{}", outcome.stderr);
     }
 }
@@ -100,13 +127,11 @@ fn what_tcp_does_not_have_is_refused() {
     for (args, ifname, line) in [
         (&["--qps", "4"][..], "lo", "--qps: lo goes over TCP, without queue pairs"),
         (&["--adaptive-routing"], "lo", "--adaptive-routing: lo goes over TCP, without queue"),
+        (&["--op", "read"], "lo", "--op read: lo goes over TCP"),
         (&[], "none", "INVAR_TRANSPORT=socket: there is no such device; NCCL_SOCKET_IFNAME and"),
     ] {
-        let mut command = invar(&[&["perf", "-e", "8"], args].concat());
-        command.env("INVAR_TRANSPORT", "socket").env("NCCL_SOCKET_IFNAME", ifname);
-        let outcome = Run::start(&mut command).wait();
-        assert_eq!(outcome.status, USAGE, "{args:?}: {}", outcome.stderr);
-        assert!(outcome.line().contains(line), "{args:?}: {}", outcome.stderr);
+        let env = [("INVAR_TRANSPORT", "socket"), ("NCCL_SOCKET_IFNAME", ifname)];
+        run_in(&env, &[&["perf", "-e", "8"], args].concat()).ended(USAGE, line);
     }
 }
 
@@ -114,10 +139,9 @@ fn what_tcp_does_not_have_is_refused() {
 fn a_server_that_is_not_there_is_named() {
     let unused = unused::address().to_string();
     let outcome = run(&["perf", "--connect", &unused]);
-    assert_eq!(outcome.status, FAILED);
     let why =
         "Connection refused (os error 111), so nobody listens there: does `invar perf --server`";
-    assert!(outcome.line().starts_with(&format!("invar: connecting to {unused}: {why}")));
+    outcome.ended(FAILED, &format!("invar: connecting to {unused}: {why}"));
 }
 
 #[test]
@@ -142,9 +166,7 @@ fn a_server_of_something_else_or_of_another_version_is_named() {
             insider::answer_with(&mut stream, Secret::PUBLIC, Service::Perf);
         }
         stream.write_all(says).unwrap();
-        let outcome = client.wait();
-        assert_eq!(outcome.status, FAILED, "{}", outcome.stderr);
-        assert!(outcome.line().contains(word), "{}", outcome.stderr);
+        client.wait().ended(FAILED, word);
     }
 }
 
@@ -159,22 +181,19 @@ fn a_port_that_is_taken_is_named() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let addr = taken.local_addr().unwrap().to_string();
     let outcome = run(&["perf", "--server", &addr]);
-    assert_eq!(outcome.status, FAILED);
-    assert!(outcome.line().contains(&format!("listening at {addr}: Address already in use")));
+    outcome.ended(FAILED, &format!("listening at {addr}: Address already in use"));
     // Both processes of this host have the flag.
     let port = taken.local_addr().unwrap().port();
     let range = port.to_string();
     let outcome = run(&["perf", "--server", "127.0.0.1:0", "--port-range", &range]);
-    assert_eq!(outcome.status, FAILED);
     let says = format!("INVAR_PORT_RANGE={port}: port {port} is taken at 127.0.0.1");
-    assert!(outcome.line().contains(&says), "{}", outcome.line());
+    outcome.ended(FAILED, &says);
 }
 
 #[test]
 fn a_file_that_cannot_be_written_is_named() {
     let outcome = run(&["perf", "-e", "8", "-n", "1", "--json", "/no/such/place.json"]);
-    assert_eq!(outcome.status, FAILED);
-    assert!(outcome.line().contains("creating /no/such/place.json: No such file"));
+    outcome.ended(FAILED, "creating /no/such/place.json: No such file");
 }
 
 #[test]
@@ -183,10 +202,7 @@ fn a_server_turns_away_who_is_no_client_and_serves_the_next() {
     let mut stranger = TcpStream::connect(&addr).unwrap();
     stranger.write_all(b"GET / HTTP/1.0\r\n\r\n").unwrap();
     run(&["perf", "--connect", &addr, "-e", "8", "-n", "2"]).ok();
-    let outcome = server.wait();
-    assert_eq!(outcome.status, Some(0));
-    let says = "was turned away: it begins with [47, 45, 54, 20,";
-    assert!(outcome.line().contains(says), "{}", outcome.stderr);
+    server.wait().ended(Some(0), "was turned away: it begins with [47, 45, 54, 20,");
 }
 
 #[test]
@@ -233,8 +249,7 @@ fn a_server_that_is_busy_says_so() {
     let mut first = Run::start(&mut invar(&endless));
     assert!(first.line().starts_with("# invar perf"), "it is served");
     let second = run(&["perf", "--connect", &addr]);
-    assert_eq!(second.status, FAILED);
-    assert_eq!(second.line(), "invar: the server: busy with another client");
+    second.ended(FAILED, "invar: the server: busy with another client\n");
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::process::Command;
 use invar_testkit::skip::{PROGRAMS, skip};
 use tempfile::TempDir;
 
-use super::{Run, bare, invar, json, run};
+use super::{FAILED, Run, USAGE, bare, invar, json, run, run_in};
 
 /// A file that stands for the library, in a folder as packages have it. The loader tells of a file that is no
 /// library, and goes on without it.
@@ -33,15 +33,12 @@ fn built() -> String {
 #[test]
 fn a_missing_library_or_program_is_named() {
     let outcome = run(&["run", "--library", "/nowhere/x.so", "--", "true"]);
-    assert_eq!(outcome.status, Some(2));
-    assert_eq!(outcome.line(), "invar: --library /nowhere/x.so: no such file");
+    outcome.ended(USAGE, "invar: --library /nowhere/x.so: no such file\n");
     let outcome = run(&["run", "--library", "/etc/passwd", "--", "true"]);
-    assert_eq!(outcome.status, Some(2));
-    assert_eq!(outcome.line(), "invar: --library /etc/passwd: it is no libibverbs");
+    outcome.ended(USAGE, "invar: --library /etc/passwd: it is no libibverbs\n");
     let (_folder, there) = library("libibverbs.so");
     let outcome = run(&["run", "--library", &there, "--", "/nowhere/program", "-x"]);
-    assert_eq!(outcome.status, Some(3));
-    assert_eq!(outcome.line(), "invar: /nowhere/program: no such program");
+    outcome.ended(FAILED, "invar: /nowhere/program: no such program\n");
 }
 
 #[test]
@@ -55,14 +52,12 @@ fn a_command_without_the_library_says_where_it_looks_and_how_to_build_it() {
     let mut command = bare(Command::new(program), &["run", "--", "true"]);
     command.env("XDG_RUNTIME_DIR", &prefix);
     let outcome = Run::start(&mut command).wait();
-    assert_eq!(outcome.status, Some(3), "{}", outcome.stdout);
     let places = ["bin/libinvar_soft_verbs.so", "lib/invar/libibverbs.so"];
     let places = places.map(|place| prefix.join(place));
     let [built, installed] = places.each_ref().map(|place| place.display());
     let says = format!("invar: Invar's libibverbs is neither {built} nor {installed}: ");
-    assert!(outcome.line().starts_with(&says), "{}", outcome.line());
-    let builds = "`cargo build --release -p invar-soft-verbs`";
-    assert!(outcome.line().contains(builds), "{}", outcome.line());
+    outcome.ended(FAILED, &says);
+    outcome.ended(FAILED, "`cargo build --release -p invar-soft-verbs`");
     for place in &places {
         write_library(place);
         Run::start(&mut command).wait().ok();
@@ -75,9 +70,7 @@ fn a_path_that_the_loader_would_split_is_refused() {
     for name in ["a b.so", "a:b.so", "a;b.so"] {
         let (_folder, split) = library(name);
         let outcome = run(&["run", "--library", &split, "--", "true"]);
-        assert_eq!(outcome.status, Some(3));
-        let says = "the loader takes no path with a space, colon or semicolon";
-        assert!(outcome.line().contains(says), "{}", outcome.line());
+        outcome.ended(FAILED, "the loader takes no path with a space, colon or semicolon");
     }
 }
 
@@ -121,9 +114,7 @@ fn a_library_of_any_name_is_found_as_libibverbs_in_a_folder_of_this_user_alone()
     }
     let folder = runtime.path().join("invar");
     fs::set_permissions(&folder, Permissions::from_mode(0o777)).unwrap();
-    let outcome = Run::start(&mut command).wait();
-    assert_eq!(outcome.status, Some(3), "{}", outcome.stdout);
-    assert!(outcome.line().ends_with("no folder of this user alone"), "{}", outcome.line());
+    Run::start(&mut command).wait().ended(FAILED, "no folder of this user alone\n");
 }
 
 /// A program that loads libibverbs as NCCL does, and prints the number of devices.
@@ -177,8 +168,7 @@ fn the_program_sees_the_devices_that_the_command_was_told() {
     let script = ["sh", "-c", "echo \"$INVAR_SOFT_DEVICES\""];
     let with = |devices: &[&str]| {
         let arguments = [&["run", "--library", &path], devices, &["--"], &script[..]].concat();
-        let mut command = invar(&arguments);
-        Run::start(command.env("INVAR_SOFT_DEVICES", "nowhere1")).wait()
+        run_in(&[("INVAR_SOFT_DEVICES", "nowhere1")], &arguments)
     };
     let outcome = with(&["--devices", "lo"]);
     assert_eq!(outcome.ok().stdout, "lo\n");
@@ -187,10 +177,8 @@ fn the_program_sees_the_devices_that_the_command_was_told() {
         (&[], "INVAR_SOFT_DEVICES: nowhere1"),
     ] {
         let outcome = with(devices);
-        assert_eq!(outcome.status, Some(2), "{}", outcome.stdout);
-        let says = format!("invar: {by} is none of the devices soft0 (");
-        assert!(outcome.line().starts_with(&says), "{}", outcome.line());
-        assert!(outcome.line().ends_with(" (lo)"), "{}", outcome.line());
+        outcome.ended(USAGE, &format!("invar: {by} is none of the devices soft0 ("));
+        outcome.ended(USAGE, " (lo)\n");
     }
 }
 
@@ -208,8 +196,8 @@ fn perf_moves_right_bytes_through_rdma_devices_of_the_library() {
         &["--op", "send"],
         &["--op", "read"],
     ] {
-        let mut command = invar(&[&run[..], &perf, flags].concat());
-        let outcome = Run::start(command.env("INVAR_TRANSPORT", "ib")).wait();
+        let args = [&run[..], &perf, flags].concat();
+        let outcome = run_in(&[("INVAR_TRANSPORT", "ib")], &args);
         let result = json(&outcome.ok().stdout);
         assert_eq!(result["transport"], "ib", "{flags:?}: {result}");
         let rows = result["rows"].as_array().unwrap();

@@ -56,32 +56,22 @@ impl DataType {
 
     /// Returns the type's name as nccl-tests prints it.
     pub const fn name(self) -> &'static str {
-        match self {
-            DataType::I8 => "int8",
-            DataType::U8 => "uint8",
-            DataType::I32 => "int32",
-            DataType::U32 => "uint32",
-            DataType::I64 => "int64",
-            DataType::U64 => "uint64",
-            DataType::F16 => "half",
-            DataType::F32 => "float",
-            DataType::F64 => "double",
-            DataType::Bf16 => "bfloat16",
-        }
+        self.names()[0]
     }
 
-    const fn short_name(self) -> &'static str {
+    /// Returns all names that are read.
+    const fn names(self) -> [&'static str; 2] {
         match self {
-            DataType::I8 => "i8",
-            DataType::U8 => "u8",
-            DataType::I32 => "i32",
-            DataType::U32 => "u32",
-            DataType::I64 => "i64",
-            DataType::U64 => "u64",
-            DataType::F16 => "f16",
-            DataType::F32 => "f32",
-            DataType::F64 => "f64",
-            DataType::Bf16 => "bf16",
+            DataType::I8 => ["int8", "i8"],
+            DataType::U8 => ["uint8", "u8"],
+            DataType::I32 => ["int32", "i32"],
+            DataType::U32 => ["uint32", "u32"],
+            DataType::I64 => ["int64", "i64"],
+            DataType::U64 => ["uint64", "u64"],
+            DataType::F16 => ["half", "f16"],
+            DataType::F32 => ["float", "f32"],
+            DataType::F64 => ["double", "f64"],
+            DataType::Bf16 => ["bfloat16", "bf16"],
         }
     }
 }
@@ -138,7 +128,7 @@ impl FromStr for DataType {
     fn from_str(text: &str) -> Result<Self, ParseError> {
         Self::ALL
             .into_iter()
-            .find(|known| text == known.name() || text == known.short_name())
+            .find(|known| known.names().contains(&text))
             .ok_or(ParseError::DataType)
     }
 }
@@ -175,7 +165,7 @@ mod tests {
         for (code, data_type) in DataType::ALL.into_iter().enumerate() {
             assert_eq!(data_type as usize, code);
             assert_eq!(data_type.to_string().parse(), Ok(data_type));
-            assert_eq!(data_type.short_name().parse(), Ok(data_type));
+            assert_eq!(data_type.names()[1].parse(), Ok(data_type));
         }
         for (code, op) in RedOp::ALL.into_iter().enumerate() {
             assert_eq!(op as usize, code);

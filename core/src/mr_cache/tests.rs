@@ -5,6 +5,8 @@ use std::vec::Vec;
 
 use super::*;
 
+// The model of `tests/simulator/src/model/mr_cache.rs` says which ranges are hits and when registrations end.
+
 type Cache = MrCache<u32, Vec<MrSlot<u32>>>;
 
 const RW: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE);
@@ -23,43 +25,6 @@ fn register(cache: &mut Cache, access: Access, addr: u64, len: u64, mr: u32) -> 
         Lookup::Hit(handle) => handle,
         Lookup::Miss(pages) => cache.insert(pages, mr).unwrap().handle,
     }
-}
-
-#[test]
-fn a_registration_ends_with_its_owner_whatever_part_of_it_others_hold() {
-    let mut cache = cache(4);
-    let whole = register(&mut cache, RW, 0x10000, 0x8000, 1);
-    let part = register(&mut cache, RW, 0x13004, 0x1000, 2);
-    let same_pages = register(&mut cache, RW, 0x10001, 0x7fff, 3);
-    assert_eq!((cache.len(), cache.get(part)), (2, Some(&2)));
-    assert_eq!((same_pages, cache.release(same_pages)), (whole, Ok(None)));
-    assert_eq!(cache.release(whole), Ok(Some(1)));
-    assert_eq!(cache.release(part), Ok(Some(2)));
-    assert!(cache.is_empty());
-}
-
-#[test]
-fn access_and_domain_set_registrations_apart() {
-    let mut cache = cache(4);
-    let _ = register(&mut cache, RW, 0, 4096, 1);
-    for (domain, access) in [(0, RW | Access::RELAXED_ORDERING), (0, Access::LOCAL_WRITE), (1, RW)]
-    {
-        let Lookup::Miss(pages) = cache.lookup(domain, access, 0, 4096).unwrap() else {
-            panic!("{domain} {access:?} hit another class");
-        };
-        assert_eq!((pages.domain(), pages.access()), (domain, access));
-    }
-}
-
-#[test]
-fn of_two_that_register_the_same_the_second_gets_its_own_back() {
-    let mut cache = cache(4);
-    let Lookup::Miss(pages) = cache.lookup(0, RW, 1, 1).unwrap() else { panic!("hit") };
-    let first = cache.insert(pages, 1).unwrap();
-    let second = cache.insert(pages, 2).unwrap();
-    assert_eq!((first.unused, second.unused), (None, Some(2)));
-    assert_eq!(first.handle, second.handle);
-    assert_eq!(cache.iter().map(|(_, refs, mr)| (refs, *mr)).collect::<Vec<_>>(), [(2, 1)]);
 }
 
 #[test]

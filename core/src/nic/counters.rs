@@ -1,91 +1,56 @@
 //! The counters of a NIC.
 
-/// Counts of a NIC since it was opened, or since its driver was loaded. A NIC leaves the counts at 0 that it
-/// does not have.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct NicCounters {
+/// Defines [`NicCounters`] and its conversions from a list of the fields.
+macro_rules! counters {
+    ($($(#[$doc:meta])* $field:ident,)+) => {
+        /// Counts of a NIC since it was opened, or since its driver was loaded. A NIC leaves the counts at 0 that
+        /// it does not have.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub struct NicCounters {
+            $($(#[$doc])* pub $field: u64,)+
+        }
+
+        impl NicCounters {
+            /// Number of counters.
+            pub const COUNT: usize = [$(stringify!($field)),+].len();
+
+            /// All counters, in the order of the fields.
+            pub const fn to_array(self) -> [u64; Self::COUNT] {
+                [$(self.$field),+]
+            }
+
+            /// Restores the counters from [`NicCounters::to_array`].
+            pub const fn from_array([$($field),+]: [u64; Self::COUNT]) -> Self {
+                NicCounters { $($field),+ }
+            }
+        }
+    };
+}
+
+counters! {
     /// Bytes sent, with the headers of packets.
-    pub sent_bytes: u64,
+    sent_bytes,
     /// Bytes received, with the headers of packets.
-    pub received_bytes: u64,
+    received_bytes,
     /// Number of packets that the port has sent.
-    pub sent_packets: u64,
+    sent_packets,
     /// Number of packets that the port has received.
-    pub received_packets: u64,
+    received_packets,
     /// Packets sent again.
-    pub retransmitted_packets: u64,
+    retransmitted_packets,
     /// Packets that arrived before an earlier one.
-    pub out_of_order_packets: u64,
+    out_of_order_packets,
     /// Times that a peer had to wait, or that this NIC had to, because no receive was posted.
-    pub rnr: u64,
+    rnr,
     /// Times that an acknowledge did not arrive in time.
-    pub ack_timeouts: u64,
+    ack_timeouts,
     /// Packets dropped because their check sum or tag is wrong.
-    pub corrupt_packets: u64,
+    corrupt_packets,
     /// Packets dropped for other reasons.
-    pub dropped_packets: u64,
+    dropped_packets,
 }
 
 impl NicCounters {
-    /// Number of counters.
-    pub const COUNT: usize = 10;
-
-    /// All counters, in the order of the fields.
-    pub const fn to_array(self) -> [u64; Self::COUNT] {
-        let NicCounters {
-            sent_bytes,
-            received_bytes,
-            sent_packets,
-            received_packets,
-            retransmitted_packets,
-            out_of_order_packets,
-            rnr,
-            ack_timeouts,
-            corrupt_packets,
-            dropped_packets,
-        } = self;
-        [
-            sent_bytes,
-            received_bytes,
-            sent_packets,
-            received_packets,
-            retransmitted_packets,
-            out_of_order_packets,
-            rnr,
-            ack_timeouts,
-            corrupt_packets,
-            dropped_packets,
-        ]
-    }
-
-    /// Restores the counters from [`NicCounters::to_array`].
-    pub const fn from_array(counters: [u64; Self::COUNT]) -> Self {
-        let [
-            sent_bytes,
-            received_bytes,
-            sent_packets,
-            received_packets,
-            retransmitted_packets,
-            out_of_order_packets,
-            rnr,
-            ack_timeouts,
-            corrupt_packets,
-            dropped_packets,
-        ] = counters;
-        NicCounters {
-            sent_bytes,
-            received_bytes,
-            sent_packets,
-            received_packets,
-            retransmitted_packets,
-            out_of_order_packets,
-            rnr,
-            ack_timeouts,
-            corrupt_packets,
-            dropped_packets,
-        }
-    }
-
     /// The sum, counter by counter, as of the rails of a NIC.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {

@@ -117,7 +117,6 @@ pub fn judge_ranks(states: &[RankState]) -> Option<RankVerdict<'_>> {
     verdict(None, RankCause::Circle)
 }
 
-/// A rank and its view.
 type Viewed<'a> = (u32, &'a RankView);
 
 /// Finds two ranks that run different operations as the same collective, or have run them: a rank may be done

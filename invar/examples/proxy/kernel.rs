@@ -19,7 +19,6 @@ impl<'r> Rings<'r> {
         self.0.contains_key(&(direction, peer))
     }
 
-    /// Sends a chunk.
     pub(crate) fn send(&mut self, peer: u32, chunk: &[u32]) -> Result<(), Box<dyn Error>> {
         let slices = self.of(Direction::Send, peer)?;
         slices.ranges(chunk.len()).try_for_each(|range| slices.send(&chunk[range]))

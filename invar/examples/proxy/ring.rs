@@ -54,7 +54,6 @@ impl SharedRing {
         self.0.to_fd()
     }
 
-    /// All slots.
     pub(crate) fn slots(&self) -> (NonNull<u8>, usize) {
         (self.slot(0), SLOTS_BYTES)
     }

@@ -234,7 +234,6 @@ pub(crate) unsafe extern "C" fn iflush(
     call(|| unsafe { Start::new("iflush", comm, request) }.map(drop))
 }
 
-/// `test`.
 pub(crate) unsafe extern "C" fn test(
     request: *mut c_void,
     done: *mut c_int,

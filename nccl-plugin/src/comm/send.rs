@@ -13,7 +13,6 @@ use crate::outcome::null;
 /// The direction of an end that sends.
 pub(super) enum Sends {}
 
-/// A sending end.
 type Sender<E> = CommEnd<E, Sends>;
 
 impl<E: SendEnd> NetEnd for Biased<Sender<E>> {

@@ -13,7 +13,6 @@ use super::rig::*;
 /// The length in which the stand-in gives memory out.
 const ALLOCATION: usize = 2 << 20;
 
-/// Registers GPU memory.
 fn register(rank: &Rank, memory: &GpuMemory, len: usize) -> Code {
     let (data, mut mr) = (memory.addr() as usize as *mut c_void, ptr::null_mut());
     // SAFETY: `mr` has room for a registration.

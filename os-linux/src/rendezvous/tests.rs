@@ -26,7 +26,6 @@ fn meet(id: &UniqueId, who: (u32, u32), within: Duration) -> Result<Bootstrap, B
     Bootstrap::join(id, who, within, SILENCE_MAX)
 }
 
-/// Runs `run` as each of `nranks` ranks.
 fn ranks<R: Send>(nranks: u32, run: impl Fn(Bootstrap) -> R + Sync) -> Vec<R> {
     let hub = hub(nranks, TIMEOUT);
     let (id, run) = (hub.id(), &run);

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use invar_core::auth::{Answering, Calling, NONCE_BYTES, Secret, Service, Session};
-use invar_core::comm::{RecvComm, SendComm};
+use invar_core::comm::{RecvBuf, RecvComm, Request, SendBuf, SendComm};
 use invar_core::conn::{Acceptor, CommSettings, Connector};
 use invar_core::error::Error;
 use invar_core::nic::{Access, Memory, MemoryKeys, Nic};
@@ -26,6 +26,26 @@ pub struct Duo<N: Nic> {
     pub send_pd: N::Pd,
     /// The receiver's protection domain.
     pub recv_pd: N::Pd,
+}
+
+impl<N: Nic> Duo<N> {
+    /// Posts a receive.
+    ///
+    /// # Panics
+    /// Panics if the receiver refuses it or has no request left.
+    #[track_caller]
+    pub fn irecv(&mut self, bufs: &[RecvBuf]) -> Request {
+        self.recv.irecv(bufs).expect("irecv").expect("a request")
+    }
+
+    /// Starts a send whose receive is posted.
+    ///
+    /// # Panics
+    /// Panics if the sender refuses it, sees no receive for it or has no request left.
+    #[track_caller]
+    pub fn isend(&mut self, buf: &SendBuf, tag: u32) -> Request {
+        self.send.isend(buf, tag).expect("isend").expect("a request")
+    }
 }
 
 /// Registered memory of one end.
@@ -89,6 +109,16 @@ impl<N: Nic> Buffer<N> {
             done += n;
             (n > 0).then(|| (first..done, &self.memory.words()[at / 8], at % 8..at % 8 + n))
         })
+    }
+
+    /// The `len` bytes at `offset`, to receive into.
+    pub fn room(&self, offset: usize, len: u32, tag: u32) -> RecvBuf {
+        RecvBuf { addr: self.addr(offset), len, tag, rkey: self.rkey() }
+    }
+
+    /// The `len` bytes at `offset`, to send.
+    pub fn message(&self, offset: usize, len: u32) -> SendBuf {
+        SendBuf { addr: self.addr(offset), len, lkey: self.lkey() }
     }
 
     /// The local key.

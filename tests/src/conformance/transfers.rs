@@ -3,10 +3,10 @@
 use std::sync::atomic::Ordering;
 
 use invar_core::nic::{
-    Memory, Nic, QpOptions, SendFlags, SendOpcode, SendWr, Sge, WcFlags, WcOpcode,
+    Memory, Nic, QpOptions, SendFlags, SendOpcode, SendWr, Sge, Wc, WcFlags, WcOpcode,
 };
 
-use super::{Bench, Check, Verdict, ensure, equal};
+use super::{Bench, Check, Verdict, ensure, equal, poll};
 use crate::end::{End, Link};
 use crate::pattern::pattern;
 
@@ -73,11 +73,25 @@ fn sizes_long<N: Nic + Clone>(bench: &mut Bench<N>) -> Verdict {
 
 fn all_sizes<N: Nic + Clone>(bench: &mut Bench<N>, link: &Link) -> Verdict {
     let mtu = link.mtu.bytes().max(link.long_mtu_bytes) as usize;
-    let ends = End::pair(bench.nics(), (64 << 10) + GUARD, link);
+    // A length of three packets less 16 bytes may take exactly three packets.
+    let sizes = [0, 1, 7, mtu - 1, mtu, mtu + 1, 3 * mtu - 16, 3 * mtu, 64 << 10];
+    transfers(bench, link, &sizes)
+}
+
+/// Moves messages of these sizes by every operation, and a short one inline by each that can do so.
+pub(super) fn transfers<N: Nic + Clone>(
+    bench: &mut Bench<N>,
+    link: &Link,
+    sizes: &[usize],
+) -> Verdict {
+    let longest = sizes.iter().copied().max().unwrap_or(0);
+    let ends = End::pair(bench.nics(), longest.max(64) + GUARD, link);
     for opcode in OPCODES {
-        // A length of three packets less 16 bytes may take exactly three packets.
-        for len in [0, 1, 7, mtu - 1, mtu, mtu + 1, 3 * mtu - 16, 3 * mtu, 64 << 10] {
-            transfer(bench, &ends, opcode, len).map_err(|e| format!("{opcode:?} of {len}: {e}"))?;
+        let plain = sizes.iter().map(|len| (*len, SendFlags::empty()));
+        let inline = (opcode != SendOpcode::RdmaRead).then_some((33, SendFlags::INLINE));
+        for (len, flags) in plain.chain(inline) {
+            transfer(bench, &ends, opcode, len, flags)
+                .map_err(|error| format!("{opcode:?} of {len}, {flags:?}: {error}"))?;
         }
     }
     Ok(())
@@ -89,11 +103,12 @@ fn transfer<N: Nic + Clone>(
     [a, b]: &[End<N>; 2],
     opcode: SendOpcode,
     len: usize,
+    flags: SendFlags,
 ) -> Verdict {
     let (here, there) = (pattern(len, len + GUARD), pattern(len + 1, len + GUARD));
     a.buffer.write(0, &here);
     b.buffer.write(0, &there);
-    let wr = a.work(opcode, len, b);
+    let wr = SendWr { flags: flags | SendFlags::SIGNALED, ..a.work(opcode, len, b) };
     let received = match opcode {
         SendOpcode::RdmaWrite | SendOpcode::RdmaRead => None,
         SendOpcode::RdmaWriteWithImm => Some((WcOpcode::RECV_RDMA_WITH_IMM, true)),
@@ -105,14 +120,10 @@ fn transfer<N: Nic + Clone>(
     }
     a.post(&wr);
     let done = bench.success(a, "the send", wr.wr_id)?;
-    let (opcode_done, moved) = match opcode {
-        SendOpcode::RdmaRead => (WcOpcode::RDMA_READ, (&there[..len], &there)),
-        SendOpcode::RdmaWrite | SendOpcode::RdmaWriteWithImm => {
-            (WcOpcode::RDMA_WRITE, (&here[..len], &there))
-        }
-        SendOpcode::Send | SendOpcode::SendWithImm | SendOpcode::SendWithInv => {
-            (WcOpcode::SEND, (&here[..len], &there))
-        }
+    let opcode_done = match opcode {
+        SendOpcode::RdmaRead => WcOpcode::RDMA_READ,
+        SendOpcode::RdmaWrite | SendOpcode::RdmaWriteWithImm => WcOpcode::RDMA_WRITE,
+        SendOpcode::Send | SendOpcode::SendWithImm | SendOpcode::SendWithInv => WcOpcode::SEND,
     };
     equal("opcode of the send", done.opcode, opcode_done)?;
     if let Some((opcode, with_imm)) = received {
@@ -127,13 +138,16 @@ fn transfer<N: Nic + Clone>(
     }
     if opcode == SendOpcode::RdmaRead {
         equal("bytes read", done.byte_len as usize, len)?;
-        ensure!(a.buffer.read(0, len) == moved.0, "other bytes were read");
+        ensure!(a.buffer.read(0, len) == there[..len], "other bytes were read");
         ensure!(a.buffer.read(len, GUARD) == here[len..], "bytes behind were written");
         ensure!(b.buffer.read(0, len + GUARD) == there, "the buffer that was read has changed");
     } else {
-        ensure!(b.buffer.read(0, len) == moved.0, "other bytes arrived");
-        ensure!(b.buffer.read(len, GUARD) == moved.1[len..], "bytes behind were written");
+        ensure!(b.buffer.read(0, len) == here[..len], "other bytes arrived");
+        ensure!(b.buffer.read(len, GUARD) == there[len..], "bytes behind were written");
         ensure!(a.buffer.read(0, len + GUARD) == here, "the sender's buffer has changed");
+    }
+    for end in [a, b] {
+        equal("further completions", poll(end, &mut [Wc::default()])?, 0)?;
     }
     Ok(())
 }

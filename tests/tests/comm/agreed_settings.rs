@@ -1,18 +1,16 @@
 //! Tests the settings that the two ends agree on, and settings and calls that are refused.
 
-use invar_core::comm::{RecvBuf, SendBuf};
 use invar_core::conn::stage::Side;
 use invar_core::conn::{CommSettings, Wire};
 use invar_core::error::{Error, ErrorKind};
-use invar_testkit::duo::Buffer;
 
-use crate::rig::{self, Handshake};
+use crate::line::Line;
+use crate::rig::Handshake;
 
 /// The number of receives that can be posted before the first of them ends.
 fn receives_posted(settings: [CommSettings; 2]) -> usize {
-    let (nics, mut duo) = rig::connect(settings);
-    let buffer = Buffer::new(&nics[1], &duo.recv_pd, 64);
-    let room = RecvBuf { addr: buffer.addr(0), len: 64, tag: 0, rkey: buffer.rkey() };
+    let Line { mut duo, to, .. } = Line::new(settings);
+    let room = to.room(0, 64, 0);
     assert_eq!(duo.send.isend(&Default::default(), 0), Ok(None));
     (0..1000).take_while(|_| duo.recv.irecv(&[room]).expect("irecv").is_some()).count()
 }
@@ -34,15 +32,12 @@ fn the_wire_of_nccl_2_14_has_64_rows_whatever_is_set() {
 
 /// The number of queue pairs that carry a message, as each end knows it.
 fn queue_pairs(settings: [CommSettings; 2]) -> [usize; 2] {
-    let (nics, mut duo) = rig::connect(settings);
-    let from = Buffer::new(&nics[0], &duo.send_pd, 1 << 20);
-    let to = Buffer::new(&nics[1], &duo.recv_pd, 1 << 20);
-    let room = RecvBuf { addr: to.addr(0), len: 1 << 20, tag: 0, rkey: to.rkey() };
-    let message = SendBuf { addr: from.addr(0), len: 1 << 20, lkey: from.lkey() };
+    let Line { mut duo, from, to, .. } = Line::with(settings, 1 << 20);
+    let message = from.message(0, 1 << 20);
     // On the wire of NCCL 2.14 the sender finishes its setup first.
     assert_eq!(duo.send.isend(&message, 0), Ok(None));
-    let received = duo.recv.irecv(&[room]).expect("irecv").expect("a request");
-    let sent = duo.send.isend(&message, 0).expect("isend").expect("a request");
+    let received = duo.irecv(&[to.room(0, 1 << 20, 0)]);
+    let sent = duo.isend(&message, 0);
     let of_sender = duo.send.work(&sent).expect("under way").count();
     let of_receiver = duo.recv.work(&received).count();
     [of_sender, of_receiver]

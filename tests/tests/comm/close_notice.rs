@@ -1,58 +1,43 @@
 //! A receiver that closes tells the sender which messages have arrived, whether or not the NIC's
 //! acknowledges did.
 
-use invar_core::comm::{RecvBuf, Request, SendBuf};
+use invar_core::comm::Request;
 use invar_core::conn::{CommSettings, Wire};
 use invar_core::error::Error;
 use invar_core::nic::{Wc, WcStatus};
-use invar_testkit::duo::{self, Buffer, Duo};
-use invar_testkit::null::NullNic;
+use invar_testkit::duo::Duo;
 
-use crate::meddler::Meddler;
+use crate::line::Line;
 
 /// A sender whose completions are held back, and its receiver.
-struct Line {
-    sender: Meddler,
-    duo: Duo<Meddler>,
-    from: Buffer<Meddler>,
-    to: Buffer<Meddler>,
+fn held_back(settings: CommSettings) -> Line {
+    let line = Line::new([settings; 2]);
+    line.nics[0].plan.holding.set(true);
+    line
 }
 
-impl Line {
-    fn new(settings: CommSettings) -> Line {
-        let [a, b] = NullNic::ports::<2>().map(Meddler::new);
-        let duo = duo::connect([&a, &b], [settings; 2], || {}).expect("connected");
-        let from = Buffer::new(&a, &duo.send_pd, 64);
-        let to = Buffer::new(&b, &duo.recv_pd, 64);
-        a.plan.holding.set(true);
-        Line { sender: a, duo, from, to }
-    }
+fn post(line: &mut Line, bufs: usize) -> Request {
+    line.duo.irecv(&vec![line.to.room(0, 64, 0); bufs])
+}
 
-    fn post(&mut self, bufs: usize) -> Request {
-        let room = RecvBuf { addr: self.to.addr(0), len: 64, tag: 0, rkey: self.to.rkey() };
-        self.duo.recv.irecv(&vec![room; bufs]).expect("irecv").expect("a request")
-    }
+fn send(line: &mut Line) -> Request {
+    line.duo.isend(&line.from.message(0, 8), 0)
+}
 
-    fn send(&mut self) -> Request {
-        let buf = SendBuf { addr: self.from.addr(0), len: 8, lkey: self.from.lkey() };
-        self.duo.send.isend(&buf, 0).expect("isend").expect("a request")
-    }
-
-    /// Sends and receives a message whose completion the sender's NIC holds back.
-    fn deliver(&mut self) -> Request {
-        let receive = self.post(1);
-        let send = self.send();
-        assert!(self.duo.recv.test(&receive).expect("test").is_some());
-        assert_eq!(self.duo.send.test(&send), Ok(None));
-        send
-    }
+/// Sends and receives a message whose completion the sender's NIC holds back.
+fn deliver(line: &mut Line) -> Request {
+    let receive = post(line, 1);
+    let send = send(line);
+    assert!(line.duo.recv.test(&receive).expect("test").is_some());
+    assert_eq!(line.duo.send.test(&send), Ok(None));
+    send
 }
 
 #[test]
 fn a_send_that_arrived_is_done_though_its_acknowledge_was_lost() {
     for fifo_depth in [2, 256] {
-        let mut line = Line::new(CommSettings { fifo_depth, ..CommSettings::default() });
-        let sends = [line.deliver(), line.deliver()];
+        let mut line = held_back(CommSettings { fifo_depth, ..CommSettings::default() });
+        let sends = [deliver(&mut line), deliver(&mut line)];
         let Duo { mut send, recv, .. } = line.duo;
         drop(recv.close());
         let is_closed = |error| matches!(error, Err(Error::PeerClosed(_)));
@@ -64,21 +49,21 @@ fn a_send_that_arrived_is_done_though_its_acknowledge_was_lost() {
 
 #[test]
 fn a_send_that_arrived_is_done_though_the_nic_gave_it_up() {
-    let mut line = Line::new(CommSettings::default());
-    let request = line.deliver();
+    let mut line = held_back(CommSettings::default());
+    let request = deliver(&mut line);
     let Duo { mut send, recv, .. } = line.duo;
     drop(recv.close());
     let (status, wr_id) = (WcStatus::RETRY_EXC_ERR, request.raw().into());
-    line.sender.plan.holding.set(false);
-    line.sender.plan.made_up.borrow_mut().push(Wc { status, wr_id, ..Wc::default() });
+    line.nics[0].plan.holding.set(false);
+    line.nics[0].plan.made_up.borrow_mut().push(Wc { status, wr_id, ..Wc::default() });
     assert_eq!(send.test(&request), Ok(Some(8)));
 }
 
 #[test]
 fn the_messages_of_a_group_that_arrived_are_done() {
-    let mut line = Line::new(CommSettings::default());
-    let _ = line.post(3);
-    let sends = [line.send(), line.send(), line.send()];
+    let mut line = held_back(CommSettings::default());
+    let _ = post(&mut line, 3);
+    let sends = [send(&mut line), send(&mut line), send(&mut line)];
     let Duo { mut send, recv, .. } = line.duo;
     drop(recv.close());
     assert!(send.check_peer(0).is_err());
@@ -87,11 +72,11 @@ fn the_messages_of_a_group_that_arrived_are_done() {
 
 #[test]
 fn a_send_that_did_not_arrive_fails_at_once() {
-    let mut line = Line::new(CommSettings::default());
-    let arrived = line.deliver();
-    let _ = line.post(2);
+    let mut line = held_back(CommSettings::default());
+    let arrived = deliver(&mut line);
+    let _ = post(&mut line, 2);
     // The group still waits for its second message.
-    let waiting = line.send();
+    let waiting = send(&mut line);
     let Duo { mut send, recv, .. } = line.duo;
     drop(recv.close());
     assert!(send.check_peer(0).is_err());
@@ -101,12 +86,11 @@ fn a_send_that_did_not_arrive_fails_at_once() {
 
 #[test]
 fn on_the_wire_of_nccl_2_14_nothing_is_said() {
-    let mut line = Line::new(CommSettings { wire: Wire::Nccl214, ..CommSettings::default() });
+    let mut line = held_back(CommSettings { wire: Wire::Nccl214, ..CommSettings::default() });
     let request = loop {
-        let room = RecvBuf { addr: line.to.addr(0), len: 64, tag: 0, rkey: line.to.rkey() };
-        let _ = line.duo.recv.irecv(&[room]).expect("irecv");
-        let buf = SendBuf { addr: line.from.addr(0), len: 8, lkey: line.from.lkey() };
-        if let Some(request) = line.duo.send.isend(&buf, 0).expect("isend") {
+        let _ = line.duo.recv.irecv(&[line.to.room(0, 64, 0)]).expect("irecv");
+        let message = line.from.message(0, 8);
+        if let Some(request) = line.duo.send.isend(&message, 0).expect("isend") {
             break request;
         }
     };

@@ -3,37 +3,19 @@
 
 use std::time::Duration;
 
-use invar_core::comm::{Flush, FlushBuf, RecvBuf, Request, SendBuf};
+use invar_core::comm::{Flush, FlushBuf, Request, SendBuf};
 use invar_core::conn::{CommSettings, StreamError};
 use invar_core::error::{Error, ErrorKind};
-use invar_core::nic::{Gid, Nic, PortAttr, PortNotices, PortState, Verb, Wc, WcStatus};
-use invar_testkit::duo::{self, Buffer, Duo};
-use invar_testkit::null::NullNic;
+use invar_core::nic::{Gid, Nic, PortAttr, PortNotices, PortState, Verb, WcStatus};
+use invar_testkit::duo::Duo;
 
+use crate::line::Line;
 use crate::meddler::Meddler;
 use crate::rig;
 
-struct Line {
-    duo: Duo<NullNic>,
-    from: Buffer<NullNic>,
-    to: Buffer<NullNic>,
-}
-
-impl Line {
-    fn new() -> Self {
-        let (nics, duo) = rig::connect([rig::fragile(); 2]);
-        let from = Buffer::new(&nics[0], &duo.send_pd, 64);
-        let to = Buffer::new(&nics[1], &duo.recv_pd, 64);
-        Line { duo, from, to }
-    }
-
-    fn room(&self) -> RecvBuf {
-        RecvBuf { addr: self.to.addr(0), len: 64, tag: 0, rkey: self.to.rkey() }
-    }
-
-    fn message(&self) -> SendBuf {
-        SendBuf { addr: self.from.addr(0), len: 64, lkey: self.from.lkey() }
-    }
+/// A connection that ends with the first error.
+fn fragile() -> Line {
+    Line::new([rig::fragile(); 2])
 }
 
 /// The status of an error completion.
@@ -44,12 +26,11 @@ fn status(error: Error) -> WcStatus {
 
 #[test]
 fn a_buffer_deregistered_while_receiving_is_a_remote_access_error() {
-    let mut line = Line::new();
-    let room = line.room();
-    let _ = line.duo.recv.irecv(&[room]).expect("irecv").expect("a request");
+    let mut line = fragile();
+    let _ = line.duo.irecv(&[line.to.room(0, 64, 0)]);
     drop(line.to.mr);
-    let message = SendBuf { addr: line.from.addr(0), len: 64, lkey: line.from.lkey() };
-    let sent = line.duo.send.isend(&message, 0).expect("isend").expect("a request");
+    let message = line.from.message(0, 64);
+    let sent = line.duo.isend(&message, 0);
     let error = line.duo.send.test(&sent).expect_err("no such region");
     assert_eq!(status(error), WcStatus::REM_ACCESS_ERR);
     assert_eq!(error.kind(), ErrorKind::Peer);
@@ -75,20 +56,19 @@ fn a_buffer_deregistered_while_receiving_is_a_remote_access_error() {
 
 #[test]
 fn a_local_buffer_that_is_not_registered_is_a_local_protection_error() {
-    let mut line = Line::new();
-    let room = line.room();
-    let _ = line.duo.recv.irecv(&[room]).expect("irecv").expect("a request");
-    let message = SendBuf { lkey: 0xbad, ..line.message() };
-    let sent = line.duo.send.isend(&message, 0).expect("isend").expect("a request");
+    let mut line = fragile();
+    let _ = line.duo.irecv(&[line.to.room(0, 64, 0)]);
+    let message = SendBuf { lkey: 0xbad, ..line.from.message(0, 64) };
+    let sent = line.duo.isend(&message, 0);
     let error = line.duo.send.test(&sent).expect_err("no such region");
     assert_eq!((status(error), error.kind()), (WcStatus::LOC_PROT_ERR, ErrorKind::Local));
 }
 
 #[test]
 fn a_receiver_that_is_gone_is_given_up_after_all_retries() {
-    let mut line = Line::new();
-    let (room, message) = (line.room(), line.message());
-    let _ = line.duo.recv.irecv(&[room]).expect("irecv").expect("a request");
+    let mut line = fragile();
+    let (room, message) = (line.to.room(0, 64, 0), line.from.message(0, 64));
+    let _ = line.duo.irecv(&[room]);
     let Duo { mut send, recv, .. } = line.duo;
     drop(recv);
     let sent = send.isend(&message, 0).expect("isend").expect("a request");
@@ -102,8 +82,8 @@ fn a_receiver_that_is_gone_is_given_up_after_all_retries() {
 
 #[test]
 fn a_sender_that_is_gone_is_told_on_the_next_receive() {
-    let line = Line::new();
-    let room = line.room();
+    let line = fragile();
+    let room = line.to.room(0, 64, 0);
     let Duo { send, mut recv, .. } = line.duo;
     drop(send);
     let received = recv.irecv(&[room]).expect("irecv").expect("a request");
@@ -119,12 +99,12 @@ fn a_sender_that_is_gone_is_told_on_the_next_receive() {
 
 #[test]
 fn what_a_peer_sent_before_it_closed_can_be_collected_and_the_rest_is_an_error() {
-    let mut line = Line::new();
-    let (room, message) = (line.room(), line.message());
-    let mut irecv = || line.duo.recv.irecv(&[room]).expect("irecv").expect("a request");
+    let mut line = fragile();
+    let (room, message) = (line.to.room(0, 64, 0), line.from.message(0, 64));
+    let mut irecv = || line.duo.irecv(&[room]);
     let (complete, too, waiting) = (irecv(), irecv(), irecv());
     for _ in 0..2 {
-        let _ = line.duo.send.isend(&message, 0).expect("isend").expect("a request");
+        let _ = line.duo.isend(&message, 0);
     }
     let Duo { send, mut recv, .. } = line.duo;
     assert_eq!(recv.check_peer(0), Ok(()));
@@ -144,8 +124,7 @@ fn what_a_peer_sent_before_it_closed_can_be_collected_and_the_rest_is_an_error()
 #[test]
 fn what_a_peer_sent_before_it_closed_is_flushed_as_ever() {
     let flush = CommSettings { flush: true, ..rig::fragile() };
-    let (nics, Duo { send, mut recv, recv_pd, .. }) = rig::connect([rig::fragile(), flush]);
-    let to = Buffer::new(&nics[1], &recv_pd, 64);
+    let Line { duo: Duo { send, mut recv, .. }, to, .. } = Line::new([rig::fragile(), flush]);
     let buf = |len| FlushBuf { addr: to.addr(0), len, rkey: to.rkey() };
     drop(send);
     let closed = Error::PeerClosed(StreamError::Closed);
@@ -158,10 +137,10 @@ fn what_a_peer_sent_before_it_closed_is_flushed_as_ever() {
 
 #[test]
 fn a_sender_too_can_collect_what_was_complete_when_its_peer_closed() {
-    let mut line = Line::new();
-    let (room, message) = (line.room(), line.message());
-    let _ = line.duo.recv.irecv(&[room]).expect("irecv").expect("a request");
-    let sent = line.duo.send.isend(&message, 0).expect("isend").expect("a request");
+    let mut line = fragile();
+    let (room, message) = (line.to.room(0, 64, 0), line.from.message(0, 64));
+    let _ = line.duo.irecv(&[room]);
+    let sent = line.duo.isend(&message, 0);
     let Duo { mut send, recv, .. } = line.duo;
     drop(recv);
     let closed = Error::PeerClosed(StreamError::Closed);
@@ -173,21 +152,17 @@ fn a_sender_too_can_collect_what_was_complete_when_its_peer_closed() {
 #[test]
 fn a_verb_that_fails_ends_the_comm() {
     for verb in [Verb::PostRecv, Verb::PostSend, Verb::PollCq] {
-        let nics: [NullNic; 2] = NullNic::ports();
-        let [a, b] = nics.map(Meddler::new);
-        let settings = [rig::fragile(); 2];
-        let mut duo = duo::connect([&a, &b], settings, || {}).expect("a connection");
-        let to = Buffer::new(&b, &duo.recv_pd, 64);
-        let room = RecvBuf { addr: to.addr(0), len: 64, tag: 0, rkey: to.rkey() };
-        let first = duo.recv.irecv(&[room]).expect("irecv").expect("a request");
-        b.plan.failing.set(Some(verb));
+        let Line { nics: [_, nic], mut duo, to, .. } = fragile();
+        let room = to.room(0, 64, 0);
+        let first = duo.irecv(&[room]);
+        nic.plan.failing.set(Some(verb));
         let error = match verb {
             Verb::PollCq => duo.recv.test(&first).expect_err("the poll fails"),
             _ => duo.recv.irecv(&[room]).expect_err("the post fails"),
         };
         assert_eq!(error.kind(), ErrorKind::Local);
         assert!(error.to_string().starts_with(verb.name()), "{error}");
-        b.plan.failing.set(None);
+        nic.plan.failing.set(None);
         assert_eq!(duo.recv.irecv(&[room]), Err(error), "it stays");
         assert_eq!(duo.recv.test(&first), Err(error), "it stays");
     }
@@ -195,13 +170,9 @@ fn a_verb_that_fails_ends_the_comm() {
 
 /// A connection whose receiver waits for a message, and the receiver's NIC.
 fn waiting_receiver() -> (Duo<Meddler>, Request, Meddler) {
-    let nics: [NullNic; 2] = NullNic::ports();
-    let [a, b] = nics.map(Meddler::new);
-    let mut duo = duo::connect([&a, &b], [rig::fragile(); 2], || {}).expect("a connection");
-    let to = Buffer::new(&b, &duo.recv_pd, 64);
-    let room = RecvBuf { addr: to.addr(0), len: 64, tag: 0, rkey: to.rkey() };
-    let request = duo.recv.irecv(&[room]).expect("irecv").expect("a request");
-    (duo, request, b)
+    let Line { nics: [_, nic], mut duo, to, .. } = fragile();
+    let request = duo.irecv(&[to.room(0, 64, 0)]);
+    (duo, request, nic)
 }
 
 #[test]
@@ -209,8 +180,7 @@ fn an_error_completion_names_what_is_wrong_with_the_own_port() {
     let trouble = |change: fn(PortAttr) -> PortAttr| {
         let (mut duo, request, nic) = waiting_receiver();
         nic.plan.port.set(Some(change(nic.query_port().expect("a port"))));
-        let wc = Wc { status: WcStatus::RETRY_EXC_ERR, ..Wc::default() };
-        nic.plan.made_up.borrow_mut().push(wc);
+        nic.complete_with(WcStatus::RETRY_EXC_ERR);
         let error = duo.recv.test(&request).expect_err("the completion is in error");
         (error.kind(), error.to_string())
     };
@@ -246,8 +216,7 @@ fn what_had_befallen_the_port_is_told_of_any_end_and_stays_as_it_was_then() {
 
     let (mut duo, request, nic) = waiting_receiver();
     nic.plan.notices.set(notices);
-    let wc = Wc { status: WcStatus::WR_FLUSH_ERR, ..Wc::default() };
-    nic.plan.made_up.borrow_mut().push(wc);
+    nic.complete_with(WcStatus::WR_FLUSH_ERR);
     let error = duo.recv.test(&request).expect_err("the completion is in error");
     let text = duo.recv.report(error).to_string();
     assert!(text.ends_with(told), "{text}");

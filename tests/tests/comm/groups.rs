@@ -1,27 +1,25 @@
 //! A receive of up to eight buffers is one request, whatever the order of its messages.
 
-use invar_core::comm::{RecvBuf, Request, SendBuf};
+use invar_core::comm::{RecvBuf, Request};
 use invar_core::conn::{CommSettings, Wire};
 use invar_core::error::Error;
 use invar_testkit::duo::{Buffer, Duo};
-use invar_testkit::null::NullNic;
 
-use crate::rig;
+use crate::line::Line;
+use crate::meddler::Meddler;
 
 /// The room for each message, in bytes.
 const ROOM: usize = 64;
 
 struct Group {
-    duo: Duo<NullNic>,
-    from: Buffer<NullNic>,
-    to: Buffer<NullNic>,
+    duo: Duo<Meddler>,
+    from: Buffer<Meddler>,
+    to: Buffer<Meddler>,
 }
 
 impl Group {
     fn new(settings: CommSettings) -> Self {
-        let (nics, mut duo) = rig::connect([settings; 2]);
-        let from = Buffer::new(&nics[0], &duo.send_pd, 32 * 8 * ROOM);
-        let to = Buffer::new(&nics[1], &duo.recv_pd, 32 * 8 * ROOM);
+        let Line { mut duo, from, to, .. } = Line::with([settings; 2], 32 * 8 * ROOM);
         let bytes: Vec<u8> = (0..32 * 8 * ROOM).map(|i| (i / ROOM * 7) as u8).collect();
         from.write(0, &bytes);
         assert_eq!(duo.send.isend(&Default::default(), 0), Ok(None));
@@ -32,18 +30,14 @@ impl Group {
     fn irecv(&mut self, first: usize, tags: &[u32]) -> Request {
         let bufs: Vec<RecvBuf> = (first..)
             .zip(tags)
-            .map(|(place, &tag)| {
-                let (addr, rkey) = (self.to.addr(place * ROOM), self.to.rkey());
-                RecvBuf { addr, len: ROOM as u32, tag, rkey }
-            })
+            .map(|(place, &tag)| self.to.room(place * ROOM, ROOM as u32, tag))
             .collect();
-        self.duo.recv.irecv(&bufs).expect("irecv").expect("a request")
+        self.duo.irecv(&bufs)
     }
 
     /// Sends the message that lies at a place.
     fn isend(&mut self, place: usize, tag: u32) -> Result<Option<Request>, Error> {
-        let (addr, lkey) = (self.from.addr(place * ROOM), self.from.lkey());
-        self.duo.send.isend(&SendBuf { addr, len: len(place), lkey }, tag)
+        self.duo.send.isend(&self.from.message(place * ROOM, len(place)), tag)
     }
 
     fn check(&self, place: usize) {
@@ -169,7 +163,7 @@ fn on_the_wire_of_nccl_2_14_a_group_learns_only_which_buffers_got_bytes() {
 #[test]
 fn a_receive_takes_one_to_eight_buffers_and_no_more_than_there_are_rows() {
     let mut group = Group::new(CommSettings { fifo_depth: 4, ..CommSettings::default() });
-    let buf = RecvBuf { addr: group.to.addr(0), len: 1, tag: 0, rkey: group.to.rkey() };
+    let buf = group.to.room(0, 1, 0);
     for count in [0, 9, 20, 5] {
         let error = group.duo.recv.irecv(&vec![buf; count]).expect_err("refused");
         assert!(matches!(error, Error::Argument(_)), "{error}");

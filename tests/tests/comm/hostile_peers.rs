@@ -1,16 +1,17 @@
 //! Nothing that a peer or a NIC does causes more harm than an error that names it.
 
 use invar_core::auth::Session;
-use invar_core::comm::{RecvBuf, RecvComm, SendBuf, SendComm};
+use invar_core::comm::{RecvBuf, RecvComm, Request, SendBuf, SendComm};
 use invar_core::conn::{Acceptor, CommSettings, Connector, Stream, Wire};
 use invar_core::error::{Error, ErrorKind};
 use invar_core::nic::{Nic, QpCap, SendOpcode, SendWr, Sge, Wc, WcOpcode, WcStatus};
-use invar_testkit::duo::{self, Buffer, Duo};
+use invar_testkit::duo::{Buffer, Duo};
 use invar_testkit::end::{End, Link};
 use invar_testkit::null::NullNic;
 use invar_testkit::pipe::Pipe;
 use proptest::prelude::*;
 
+use crate::line::Line;
 use crate::meddler::Meddler;
 use crate::raw_peer::{RawPeer, RawSlot};
 
@@ -43,9 +44,7 @@ fn receiver() -> (RecvComm<NullNic, Pipe>, RawPeer, RecvBuf) {
     let recv = acceptor.poll(0).expect("no error").expect("a comm");
     peer.take_info();
     peer.send_ready();
-    let to = Buffer::new(&ours, &pd, 64);
-    let room = RecvBuf { addr: to.addr(0), len: 10, tag: 0, rkey: to.rkey() };
-    (recv, peer, room)
+    (recv, peer, Buffer::new(&ours, &pd, 64).room(0, 10, 0))
 }
 
 const SOUND: RawSlot = RawSlot { addr: 4096, size: 16, rkey: 1, nreqs: 1, tag: 0, idx: 1 };
@@ -129,19 +128,12 @@ fn more_bytes_than_were_asked_for_are_an_overrun() {
 
 /// The result of `test` for a group of buffers of ten bytes. The peer writes the sizes `told`.
 fn told_sizes<const N: usize>(told: &[u32]) -> Result<Option<Vec<u32>>, Error> {
-    let nics: [NullNic; 2] = NullNic::ports();
-    let [a, b] = &nics.map(Meddler::new);
-    let mut duo = duo::connect([a, b], [CommSettings::default(); 2], || {}).expect("a connection");
-    let to = Buffer::new(b, &duo.recv_pd, 64);
-    let rooms: [RecvBuf; N] = std::array::from_fn(|tag| RecvBuf {
-        addr: to.addr(0),
-        len: 10,
-        tag: tag as u32,
-        rkey: to.rkey(),
-    });
-    let received = duo.recv.irecv(&rooms).expect("irecv").expect("a request");
+    let Line { nics, mut duo, to, .. } = Line::new([CommSettings::default(); 2]);
+    let [a, b] = &nics;
+    let rooms: [RecvBuf; N] = std::array::from_fn(|tag| to.room(0, 10, tag as u32));
+    let received = duo.irecv(&rooms);
     for tag in 0..N as u32 {
-        let _ = duo.send.isend(&SendBuf::default(), tag).expect("isend").expect("a request");
+        let _ = duo.isend(&SendBuf::default(), tag);
     }
     // The sender's last request went to the place of the sizes. Another request with this target
     // follows.
@@ -184,16 +176,12 @@ fn bytes_after_the_handshake_are_unexpected() {
 /// Two comms whose NICs' completions the test fakes. Two receives are posted, and the first has its
 /// message.
 fn meddled() -> (Duo<Meddler>, [Meddler; 2]) {
-    let nics: [NullNic; 2] = NullNic::ports();
-    let nics @ [a, b] = &nics.map(Meddler::new);
-    let mut duo = duo::connect([a, b], [CommSettings::default(); 2], || {}).expect("a connection");
-    let to = Buffer::new(b, &duo.recv_pd, 64);
-    let room = RecvBuf { addr: to.addr(0), len: 10, tag: 0, rkey: to.rkey() };
+    let Line { nics, mut duo, to, .. } = Line::new([CommSettings::default(); 2]);
     for _ in 0..2 {
-        let _ = duo.recv.irecv(&[room]).expect("irecv").expect("a request");
+        let _ = duo.irecv(&[to.room(0, 10, 0)]);
     }
-    let _ = duo.send.isend(&SendBuf::default(), 0).expect("isend").expect("a request");
-    (duo, nics.clone())
+    let _ = duo.isend(&SendBuf::default(), 0);
+    (duo, nics)
 }
 
 #[test]
@@ -202,7 +190,7 @@ fn a_completion_of_no_request_is_an_error() {
     let stray = Wc { wr_id: 200, qp_num: 0x33, ..Wc::default() };
     let unknown = Error::UnknownCompletion { wr_id: 200, qpn: 0x33 };
     assert_eq!(unknown.kind(), ErrorKind::Local);
-    let first = invar_core::comm::Request::from_raw(0);
+    let first = Request::from_raw(0);
 
     a.plan.made_up.borrow_mut().push(stray);
     assert_eq!(duo.send.test(&first), Err(unknown));
@@ -216,7 +204,7 @@ fn a_completion_of_no_request_is_an_error() {
 #[test]
 fn a_completion_too_many_is_an_error() {
     let (mut duo, [a, _]) = meddled();
-    let first = invar_core::comm::Request::from_raw(0);
+    let first = Request::from_raw(0);
     let twice = Wc { wr_id: 0, qp_num: 1, ..Wc::default() };
     a.plan.made_up.borrow_mut().extend([twice, twice]);
     let _ = duo.send.test(&first);
@@ -227,7 +215,7 @@ fn a_completion_too_many_is_an_error() {
 #[test]
 fn a_completion_of_a_request_that_is_over_is_an_error() {
     let (mut duo, [a, b]) = meddled();
-    let first = invar_core::comm::Request::from_raw(0);
+    let first = Request::from_raw(0);
     assert_eq!(duo.send.test(&first), Ok(Some(0)));
     assert_eq!(duo.recv.test(&first), Ok(Some(&[0][..])));
 
@@ -238,7 +226,7 @@ fn a_completion_of_a_request_that_is_over_is_an_error() {
     assert_eq!(duo.send.test(&second), Err(unknown));
 
     b.plan.made_up.borrow_mut().push(Wc { opcode: WcOpcode::RECV_RDMA_WITH_IMM, ..again });
-    let second = invar_core::comm::Request::from_raw(1);
+    let second = Request::from_raw(1);
     assert_eq!(duo.recv.test(&second).err(), Some(unknown));
 }
 
@@ -266,7 +254,7 @@ proptest! {
             nic.plan.made_up.borrow_mut().extend(wcs.iter().map(wc));
         }
         for raw in [0, 1, 2, 0, 1, 2] {
-            let request = invar_core::comm::Request::from_raw(raw);
+            let request = Request::from_raw(raw);
             let _ = duo.send.test(&request);
             let _ = duo.recv.test(&request);
         }

@@ -10,6 +10,7 @@ mod groups;
 mod handshake_failures;
 mod handshake_interleavings;
 mod hostile_peers;
+mod line;
 mod meddler;
 mod nccl_wire;
 mod ports;

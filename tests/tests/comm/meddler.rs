@@ -4,8 +4,8 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use invar_core::nic::{
-    Access, Ece, Nic, NicError, PollError, PortAttr, PortNotices, QpCap, QpTransition, RecvWr,
-    SendWr, Verb, Wc,
+    Access, Ece, Nic, NicError, PollError, PortAttr, PortNotices, PortState, QpCap, QpTransition,
+    RecvWr, SendWr, Verb, Wc, WcStatus,
 };
 use invar_linux::memory::HostMemory;
 use invar_testkit::null::{NullCq, NullMr, NullNic, NullQp};
@@ -24,7 +24,6 @@ pub(crate) struct Plan {
     pub(crate) polls: Cell<usize>,
     /// Whether polls hold the real completions back.
     pub(crate) holding: Cell<bool>,
-    /// The verb that fails.
     pub(crate) failing: Cell<Option<Verb>>,
     /// A work request that goes behind the next post of work requests.
     pub(crate) rider: Cell<Option<SendWr>>,
@@ -57,6 +56,18 @@ pub(crate) struct Meddler {
 impl Meddler {
     pub(crate) fn new(nic: NullNic) -> Self {
         Meddler { nic, plan: Rc::default() }
+    }
+
+    /// Lets the port be down, or up again.
+    pub(crate) fn set_down(&self, is_down: bool) {
+        let port = self.nic.query_port().expect("a port");
+        let down = PortAttr { state: PortState::Down, ..port };
+        self.plan.port.set(is_down.then_some(down));
+    }
+
+    /// Adds a fake completion with this status.
+    pub(crate) fn complete_with(&self, status: WcStatus) {
+        self.plan.made_up.borrow_mut().push(Wc { status, ..Wc::default() });
     }
 
     fn permit(&self, verb: Verb) -> Result<(), NicError> {

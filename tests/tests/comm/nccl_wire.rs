@@ -38,7 +38,7 @@ fn a_connector_sends_to_nccls_acceptor() {
         let mut send = connector.poll(0).expect("no error").expect("a comm once its info is sent");
         let from = Buffer::new(&ours, &pd, 4096);
         from.write(0, &[0x5c; 4096]);
-        let message = |len| SendBuf { addr: from.addr(0), len, lkey: from.lkey() };
+        let message = |len| from.message(0, len);
 
         let mut peer = RawPeer::new(theirs, there, qps.into());
         assert_eq!(send.isend(&message(300), 4), Ok(None), "no info has come");
@@ -89,7 +89,7 @@ fn an_acceptor_receives_from_nccls_connector() {
         peer.send_info(true);
         let mut recv = acceptor.poll(0).expect("no error").expect("a comm once its info is sent");
         let to = Buffer::new(&ours, &pd, 4096);
-        let room = |tag| RecvBuf { addr: to.addr(64), len: 100, tag, rkey: to.rkey() };
+        let room = |tag| to.room(64, 100, tag);
         assert_eq!(recv.irecv(&[room(8)]), Ok(None), "no ready word has come");
         assert_eq!(peer.take_info(), 3, "the smaller MTU of both");
         assert_eq!(recv.irecv(&[room(8)]), Ok(None), "no ready word has come");
@@ -126,8 +126,7 @@ fn an_acceptor_receives_from_nccls_connector() {
 #[test]
 fn a_ready_word_in_pieces_is_awaited() {
     let (ours, mut recv, mut peer) = unstarted();
-    let to = Buffer::new(&ours, &1, 64);
-    let room = RecvBuf { addr: to.addr(0), len: 1, tag: 0, rkey: to.rkey() };
+    let room = Buffer::new(&ours, &1, 64).room(0, 1, 0);
     let early = recv.iflush(&[]).expect_err("nothing was received");
     assert_eq!((early.kind(), early.is_fatal()), (ErrorKind::Usage, false));
     assert!(early.to_string().starts_with("iflush in stage PendingReady: "), "{early}");
@@ -142,8 +141,7 @@ fn a_ready_word_in_pieces_is_awaited() {
 #[test]
 fn a_look_at_the_peer_takes_the_ready_word_too() {
     let (ours, mut recv, mut peer) = unstarted();
-    let to = Buffer::new(&ours, &1, 64);
-    let room = RecvBuf { addr: to.addr(0), len: 1, tag: 0, rkey: to.rkey() };
+    let room = Buffer::new(&ours, &1, 64).room(0, 1, 0);
     assert_eq!(peer.pipe.send(&1u32.to_ne_bytes()), Ok(4));
     assert_eq!(recv.check_peer(0), Ok(()));
     assert_eq!(recv.iflush(&[]), Ok(Flush::NotNeeded), "the exchange is over");

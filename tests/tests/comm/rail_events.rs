@@ -7,7 +7,7 @@ use std::time::Duration;
 use invar_core::comm::{RecvBuf, SendBuf};
 use invar_core::conn::CommSettings;
 use invar_core::error::Error;
-use invar_core::nic::{Gid, Nic, PortAttr, PortState, SendWr, Verb};
+use invar_core::nic::{Gid, Nic, PortAttr, SendWr, Verb};
 use invar_linux::either::Either;
 use invar_linux::memory::HostMemory;
 use invar_linux::rails::Rails;
@@ -96,8 +96,7 @@ impl<N: Nic<Memory = HostMemory> + Clone> Line<N> {
     /// The receive and the send of a message.
     fn message(&self, number: usize) -> (RecvBuf, SendBuf) {
         let (place, len) = (number * BYTES, BYTES as u32);
-        let room = RecvBuf { addr: self.to.addr(place), len, tag: 0, rkey: self.to.rkey() };
-        (room, SendBuf { addr: self.from.addr(place), len, lkey: self.from.lkey() })
+        (self.to.room(place, len, 0), self.from.message(place, len))
     }
 
     /// Sends a message and receives it.
@@ -132,11 +131,7 @@ type Break = fn(&Rails<Meddler>, bool);
 
 #[test]
 fn a_standby_rail_carries_data_only_while_the_other_rail_does_not_work() {
-    let port_down: Break = |nic, is_down| {
-        let port = nic.nics()[0].query_port().expect("a port");
-        let down = PortAttr { state: PortState::Down, ..port };
-        nic.nics()[0].plan.port.set(is_down.then_some(down));
-    };
+    let port_down: Break = |nic, is_down| nic.nics()[0].set_down(is_down);
     let qps_fail: Break = |nic, fail| {
         nic.nics()[0].plan.keeps_event.set(true);
         nic.nics()[0].plan.event.set(fail.then_some((Verb::QpEvent, "QP fatal")));
@@ -179,7 +174,7 @@ fn a_standby_rail_carries_data_only_while_the_other_rail_does_not_work() {
 fn a_test_polls_only_the_rail_that_carries_data_and_every_look_polls_the_standby_too() {
     let mut line = Line::new([1; 2]);
     let (room, _) = line.message(0);
-    let request = line.duo.recv.irecv(&[room]).expect("irecv").expect("a request");
+    let request = line.duo.irecv(&[room]);
     // The first test also takes the completions of questions and slots.
     assert_eq!(line.duo.recv.test(&request).expect("a test"), None);
     let polls = |line: &Line| [0, 1].map(|rail| line.ends[1].nics()[rail].plan.polls.take());
@@ -203,12 +198,12 @@ fn a_test_polls_one_of_two_rails_if_the_message_is_there_and_both_if_nothing_is(
     };
     for number in 0..20 {
         let (room, message) = line.message(number);
-        let received = line.duo.recv.irecv(&[room]).expect("irecv").expect("a request");
+        let received = line.duo.irecv(&[room]);
         assert_eq!(line.duo.recv.test(&received).expect("a test"), None);
         polls(&line);
         assert_eq!(line.duo.recv.test(&received).expect("a test"), None);
         assert_eq!(polls(&line), [0, 2], "message {number}");
-        let sent = line.duo.send.isend(&message, 0).expect("isend").expect("a request");
+        let sent = line.duo.isend(&message, 0);
         assert!(line.duo.send.test(&sent).expect("a test").is_some());
         assert!(line.duo.recv.test(&received).expect("a test").is_some());
         // The first tests also take the answers to questions. Then the turns of the queues are those of the rows.
@@ -238,12 +233,11 @@ fn a_software_nic_carries_data_with_warnings_while_a_device_of_another_kind_does
     for end in [0, 1] {
         assert_eq!(told(), [2 * end; 2], "each end tells");
         numbers.by_ref().take(10).for_each(|number| line.exchange(number));
-        let port = devices[end].query_port().expect("a port");
-        devices[end].plan.port.set(Some(PortAttr { state: PortState::Down, ..port }));
+        devices[end].set_down(true);
         line.until(&[1]);
         numbers.by_ref().take(10).for_each(|number| line.exchange(number));
         assert_eq!(told(), [2 * end + 2, 2 * end], "each end tells once");
-        devices[end].plan.port.set(None);
+        devices[end].set_down(false);
         line.until(&[0]);
         line.pass(100);
     }
@@ -295,10 +289,7 @@ fn an_idle_connection_outlives_outages_that_are_far_apart() {
     for end in 0..2 {
         let mut line = Line::new([2; 2]);
         let plug = |line: &Line, rail: usize, is_in: bool| {
-            let nic = &line.ends[end].nics()[rail];
-            nic.plan.port.set(None);
-            let port = nic.query_port().expect("a port");
-            nic.plan.port.set((!is_in).then_some(PortAttr { state: PortState::Down, ..port }));
+            line.ends[end].nics()[rail].set_down(!is_in);
         };
         plug(&line, 1, false);
         line.until(&[0]);
@@ -330,10 +321,7 @@ fn outlast_recovery(line: &mut Line) -> String {
 
 #[test]
 fn the_error_that_ends_a_connection_names_each_rail_with_its_fault() {
-    let port_down: Change = |nic| {
-        let port = nic.query_port().expect("a port");
-        nic.plan.port.set(Some(PortAttr { state: PortState::Down, ..port }));
-    };
+    let port_down: Change = |nic| nic.set_down(true);
     let refuses_peers: Change = |nic| nic.plan.refuses_peers.set(true);
     let refuses_qps: Change = |nic| nic.plan.failing.set(Some(Verb::CreateQp));
     let (down, refused) = ("port down at this end", "refused by the device of this end");
@@ -362,9 +350,8 @@ fn the_error_that_ends_a_connection_names_rails_that_did_not_answer() {
     for nic in line.ends.iter().flat_map(Rails::nics) {
         nic.plan.holding.set(true);
     }
-    let (room, message) = line.message(0);
-    let _received = line.duo.recv.irecv(&[room]).expect("irecv").expect("a request");
-    let _sent = line.duo.send.isend(&message, 0).expect("isend").expect("a request");
+    let _received = line.duo.irecv(&[line.to.room(0, 64, 0)]);
+    let _sent = line.duo.isend(&line.from.message(0, 64), 0);
     let error = outlast_recovery(&mut line);
     assert!(error.contains("; rail 0+1: no answer; "), "{error}");
 }

@@ -1,23 +1,20 @@
 //! Every order of calls and faults, up to a length, around a recovery: an exhaustive search over the real
 //! state machines of both ends.
 
-use invar_core::comm::{RecvBuf, Request, SendBuf};
+use invar_core::comm::Request;
 use invar_core::conn::CommSettings;
-use invar_core::nic::{Wc, WcStatus};
-use invar_testkit::duo::{self, Buffer, Duo};
-use invar_testkit::null::NullNic;
+use invar_core::nic::WcStatus;
+use invar_testkit::duo::Duo;
 
-use crate::meddler::Meddler;
+use crate::line::{Line, MESSAGE_BYTES};
 
 /// The number of steps of a history. A build without optimizations takes about 20 times as long.
 const STEPS: usize = if cfg!(debug_assertions) { 5 } else { 8 };
 /// The most faults of a history.
 const FAULTS_MAX: usize = 3;
-const MS: u64 = 1_000_000;
 /// Messages under way, and receives for which no message is sent before the end.
 const SENT: usize = 2;
 const POSTED: usize = 3;
-const LEN: usize = 64;
 
 /// A step of a history.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,85 +38,60 @@ const STEPS_ALL: [Step; 7] = [
 ];
 
 struct World {
-    nics: [Meddler; 2],
-    duo: Duo<Meddler>,
-    from: Buffer<Meddler>,
-    to: Buffer<Meddler>,
+    line: Line,
     received: Vec<Request>,
     sent: Vec<Request>,
-    now_ns: u64,
 }
 
 impl World {
     fn new() -> Self {
-        let nics: [NullNic; 2] = NullNic::ports();
-        let nics = nics.map(Meddler::new);
-        let [a, b] = &nics;
         let settings = CommSettings { fifo_depth: 4, ..CommSettings::default() };
-        let duo = duo::connect([a, b], [settings; 2], || {}).expect("a connection");
-        let from = Buffer::new(a, &duo.send_pd, 4096);
-        let to = Buffer::new(b, &duo.recv_pd, 4096);
-        let (received, sent) = (Vec::new(), Vec::new());
-        let mut world = World { nics, duo, from, to, received, sent, now_ns: 1000 * MS };
+        let mut line = Line::new([settings; 2]);
         // No end sees a completion before a fault.
-        world.nics.iter().for_each(|nic| nic.plan.holding.set(true));
-        (0..POSTED).for_each(|place| world.irecv(place));
-        (0..SENT).for_each(|place| assert!(world.isend(place)));
-        world.nics.iter().for_each(|nic| nic.plan.holding.set(false));
-        world
-    }
-
-    fn irecv(&mut self, place: usize) {
-        let (addr, rkey) = (self.to.addr(LEN * place), self.to.rkey());
-        let buf = RecvBuf { addr, len: LEN as u32, tag: 0, rkey };
-        self.received.push(self.duo.recv.irecv(&[buf]).expect("irecv").expect("a request"));
-    }
-
-    fn isend(&mut self, place: usize) -> bool {
-        self.from.write(LEN * place, &[place as u8 + 1; LEN]);
-        let (addr, lkey) = (self.from.addr(LEN * place), self.from.lkey());
-        let sent = self.duo.send.isend(&SendBuf { addr, len: LEN as u32, lkey }, 0);
-        self.sent.extend(sent.expect("isend"));
-        self.sent.len() > place
-    }
-
-    fn look(&mut self, end: usize, ns: u64) {
-        self.now_ns += ns;
-        match end {
-            0 => self.duo.send.check_peer(self.now_ns).expect("the sender goes on"),
-            _ => self.duo.recv.check_peer(self.now_ns).expect("the receiver goes on"),
-        }
+        line.hold(true);
+        let received = (0..POSTED).map(|place| line.irecv(place)).collect();
+        let sent = (0..SENT).map(|place| line.isend(place)).collect();
+        line.hold(false);
+        World { line, received, sent }
     }
 
     fn take(&mut self, step: Step) {
+        let line = &mut self.line;
         match step {
-            Step::Look(end) => self.look(end, MS),
-            Step::Break(end) => {
-                let wc = Wc { status: WcStatus::RETRY_EXC_ERR, ..Wc::default() };
-                self.nics[end].plan.made_up.borrow_mut().push(wc);
+            Step::Look(end) => {
+                line.now_ns += 1_000_000;
+                match end {
+                    0 => line.duo.send.check_peer(line.now_ns).expect("the sender goes on"),
+                    _ => line.duo.recv.check_peer(line.now_ns).expect("the receiver goes on"),
+                }
             }
-            Step::Lose(ends) => self.duo.cable.cut(ends),
+            Step::Break(end) => line.nics[end].complete_with(WcStatus::RETRY_EXC_ERR),
+            Step::Lose(ends) => line.duo.cable.cut(ends),
         }
     }
 
     /// Lets both ends go on until every message has arrived, and checks each.
     fn finish(&mut self) {
         // An end that still uses a lost stream learns of that by TCP.
-        self.duo.cable.cut([true; 2]);
+        self.take(Step::Lose([true; 2]));
         for _ in 0..10_000 {
-            self.look(0, MS);
-            self.look(1, MS);
-            let open = [self.duo.send.recovery_stage(), self.duo.recv.recovery_stage()];
-            if open == [None; 2] && self.isend(self.sent.len().min(POSTED - 1)) {
+            self.take(Step::Look(0));
+            self.take(Step::Look(1));
+            if self.line.stages() == [None; 2]
+                && let Some(sent) = self.line.try_isend(SENT)
+            {
+                self.sent.push(sent);
                 break;
             }
         }
-        let World { duo: Duo { send, recv, .. }, sent, received, .. } = self;
+        let World { line: Line { duo: Duo { send, recv, .. }, to, .. }, sent, received } = self;
         assert_eq!(sent.len(), POSTED, "the last message is not sent");
+        let len = MESSAGE_BYTES as u32;
         for (place, (sent, received)) in sent.iter().zip(received).enumerate() {
-            assert_eq!(send.test(sent), Ok(Some(LEN as u32)), "send {place}");
-            assert_eq!(recv.test(received), Ok(Some(&[LEN as u32][..])), "receive {place}");
-            assert_eq!(self.to.read(LEN * place, LEN), [place as u8 + 1; LEN]);
+            assert_eq!(send.test(sent), Ok(Some(len)), "send {place}");
+            assert_eq!(recv.test(received), Ok(Some(&[len][..])), "receive {place}");
+            let bytes = to.read(MESSAGE_BYTES * place, MESSAGE_BYTES);
+            assert_eq!(bytes, [place as u8 + 1; MESSAGE_BYTES]);
         }
         assert_eq!([send.outstanding(), recv.outstanding()], [0; 2]);
     }

@@ -1,40 +1,31 @@
 //! Tests when requests run out, and which requests are refused.
 
-use invar_core::comm::{Flush, FlushBuf, RecvBuf, Request, SendBuf};
+use invar_core::comm::{Flush, FlushBuf, Request, SendBuf};
 use invar_core::conn::CommSettings;
 use invar_core::error::Error;
 use invar_core::nic::{Wc, WcOpcode};
-use invar_testkit::duo::{self, Buffer};
-use invar_testkit::null::NullNic;
 use proptest::prelude::*;
 
-use crate::meddler::Meddler;
-use crate::rig;
+use crate::line::Line;
 
 #[test]
 fn a_test_takes_all_completions_that_are_there() {
-    let nics: [NullNic; 2] = NullNic::ports();
-    let [a, b] = &nics.map(Meddler::new);
-    let mut duo = duo::connect([a, b], [CommSettings::default(); 2], || {}).expect("a connection");
-    let to = Buffer::new(b, &duo.recv_pd, 64);
-    let room = RecvBuf { addr: to.addr(0), len: 8, tag: 0, rkey: to.rkey() };
-    let [first, second] =
-        [(); 2].map(|()| duo.recv.irecv(&[room]).expect("irecv").expect("a request"));
-    let _ = duo.send.isend(&SendBuf::default(), 0).expect("isend").expect("a request");
+    let Line { nics: [_, nic], mut duo, to, .. } = Line::new([CommSettings::default(); 2]);
+    let [first, second] = [(); 2].map(|()| duo.irecv(&[to.room(0, 8, 0)]));
+    let _ = duo.isend(&SendBuf::default(), 0);
     // One poll returns just the completion of the second request. The next poll returns the real one,
     // of the first request.
     let opcode = WcOpcode::RECV_RDMA_WITH_IMM;
-    b.plan.made_up.borrow_mut().push(Wc { wr_id: 1, opcode, imm_data: 5, ..Wc::default() });
+    nic.plan.made_up.borrow_mut().push(Wc { wr_id: 1, opcode, imm_data: 5, ..Wc::default() });
     assert_eq!(duo.recv.test(&first), Ok(Some(&[0][..])));
     assert_eq!(duo.recv.test(&second), Ok(Some(&[5][..])));
 }
 
 #[test]
 fn without_a_free_request_a_call_says_none_and_after_a_test_it_works() {
-    let (nics, mut duo) =
-        rig::connect([CommSettings { fifo_depth: 8, ..CommSettings::default() }; 2]);
-    let to = Buffer::new(&nics[1], &duo.recv_pd, 64);
-    let room = RecvBuf { addr: to.addr(0), len: 1, tag: 0, rkey: to.rkey() };
+    let settings = CommSettings { fifo_depth: 8, ..CommSettings::default() };
+    let Line { mut duo, to, .. } = Line::new([settings; 2]);
+    let room = to.room(0, 1, 0);
     for _ in 0..3 {
         let received: Vec<Request> =
             std::iter::from_fn(|| duo.recv.irecv(&[room]).expect("irecv")).collect();
@@ -48,12 +39,12 @@ fn without_a_free_request_a_call_says_none_and_after_a_test_it_works() {
             assert_eq!(duo.recv.outstanding(), 8 - i);
             assert_eq!(duo.recv.test(request), Ok(Some(&[0][..])));
         }
-        let more = duo.recv.irecv(&[room]).expect("irecv").expect("a request");
+        let more = duo.irecv(&[room]);
         assert_eq!(duo.send.isend(&SendBuf::default(), 0), Ok(None), "all sends are under way");
         for request in &sent {
             assert_eq!(duo.send.test(request), Ok(Some(0)));
         }
-        let last = duo.send.isend(&SendBuf::default(), 0).expect("isend").expect("a request");
+        let last = duo.isend(&SendBuf::default(), 0);
         assert_eq!(duo.send.test(&last), Ok(Some(0)));
         assert_eq!(duo.recv.test(&more), Ok(Some(&[0][..])));
     }
@@ -61,11 +52,10 @@ fn without_a_free_request_a_call_says_none_and_after_a_test_it_works() {
 
 #[test]
 fn a_request_that_is_done_or_of_nobody_is_refused() {
-    let (nics, mut duo) = rig::connect([CommSettings::default(); 2]);
-    let to = Buffer::new(&nics[1], &duo.recv_pd, 64);
-    let room = RecvBuf { addr: to.addr(0), len: 1, tag: 0, rkey: to.rkey() };
-    let received = duo.recv.irecv(&[room]).expect("irecv").expect("a request");
-    let sent = duo.send.isend(&SendBuf::default(), 0).expect("isend").expect("a request");
+    let Line { mut duo, to, .. } = Line::new([CommSettings::default(); 2]);
+    let room = to.room(0, 1, 0);
+    let received = duo.irecv(&[room]);
+    let sent = duo.isend(&SendBuf::default(), 0);
     let _ = duo.recv.test(&received).expect("test").expect("done");
     let _ = duo.send.test(&sent).expect("test").expect("done");
     for _ in 0..2 {
@@ -76,25 +66,23 @@ fn a_request_that_is_done_or_of_nobody_is_refused() {
     let text = Error::UnknownRequest(sent.raw()).to_string();
     assert!(text.contains("not under way"), "{text}");
     // The comm still works.
-    let _ = duo.recv.irecv(&[room]).expect("irecv").expect("a request");
+    let _ = duo.irecv(&[room]);
 }
 
 #[test]
 fn a_request_goes_through_a_plain_number() {
-    let (nics, mut duo) = rig::connect([CommSettings::default(); 2]);
-    let to = Buffer::new(&nics[1], &duo.recv_pd, 64);
-    let room = RecvBuf { addr: to.addr(0), len: 1, tag: 0, rkey: to.rkey() };
-    let received = duo.recv.irecv(&[room]).expect("irecv").expect("a request").raw();
+    let Line { mut duo, to, .. } = Line::new([CommSettings::default(); 2]);
+    let room = to.room(0, 1, 0);
+    let received = duo.irecv(&[room]).raw();
     assert_eq!(duo.recv.test(&Request::from_raw(received)), Ok(None));
-    let _ = duo.send.isend(&SendBuf::default(), 0).expect("isend").expect("a request");
+    let _ = duo.isend(&SendBuf::default(), 0);
     assert_eq!(duo.recv.test(&Request::from_raw(received)), Ok(Some(&[0][..])));
 }
 
 #[test]
 fn a_flush_reads_back_and_is_a_request() {
     let flush = CommSettings { flush: true, fifo_depth: 4, ..CommSettings::default() };
-    let (nics, mut duo) = rig::connect([CommSettings::default(), flush]);
-    let to = Buffer::new(&nics[1], &duo.recv_pd, 64);
+    let Line { mut duo, to, .. } = Line::new([CommSettings::default(), flush]);
     let buf = |len| FlushBuf { addr: to.addr(0), len, rkey: to.rkey() };
     assert_eq!(duo.recv.iflush(&[buf(0), buf(0)]), Ok(Flush::NotNeeded), "no bytes");
     assert_eq!(duo.recv.iflush(&[]), Ok(Flush::NotNeeded));
@@ -113,8 +101,7 @@ fn a_flush_reads_back_and_is_a_request() {
     assert_eq!(started, 256, "whatever the FIFO's depth is");
     assert_eq!(duo.recv.iflush(&[buf(1)]), Ok(Flush::Busy));
 
-    let (nics, mut duo) = rig::connect([CommSettings::default(); 2]);
-    let to = Buffer::new(&nics[1], &duo.recv_pd, 64);
+    let Line { mut duo, to, .. } = Line::new([CommSettings::default(); 2]);
     let buf = FlushBuf { addr: to.addr(0), len: 1, rkey: to.rkey() };
     assert_eq!(duo.recv.iflush(&[buf]), Ok(Flush::NotNeeded), "flushing is off");
 }
@@ -122,7 +109,7 @@ fn a_flush_reads_back_and_is_a_request() {
 #[test]
 fn a_flush_of_memory_that_is_not_there_fails_the_comm() {
     let flush = CommSettings { flush: true, ..CommSettings::default() };
-    let (_, mut duo) = rig::connect([CommSettings::default(), flush]);
+    let Line { mut duo, .. } = Line::new([CommSettings::default(), flush]);
     let buf = FlushBuf { addr: 4096, len: 1, rkey: 0xdead };
     let Flush::Started(request) = duo.recv.iflush(&[buf]).expect("iflush") else {
         panic!("a flush is needed")
@@ -135,13 +122,12 @@ fn a_flush_of_memory_that_is_not_there_fails_the_comm() {
 proptest! {
     #[test]
     fn no_made_up_request_is_taken_for_one_that_is_under_way(raw: u32, count in 0usize..6) {
-        let (nics, mut duo) = rig::connect([CommSettings { fifo_depth: 8, ..CommSettings::default() }; 2]);
-        let to = Buffer::new(&nics[1], &duo.recv_pd, 64);
-        let room = RecvBuf { addr: to.addr(0), len: 1, tag: 0, rkey: to.rkey() };
+        let settings = CommSettings { fifo_depth: 8, ..CommSettings::default() };
+        let Line { mut duo, to, .. } = Line::new([settings; 2]);
         let mut real = Vec::new();
         for _ in 0..count {
-            real.push(duo.recv.irecv(&[room]).expect("irecv").expect("a request"));
-            let _ = duo.send.isend(&SendBuf::default(), 0).expect("isend").expect("a request");
+            real.push(duo.irecv(&[to.room(0, 1, 0)]));
+            let _ = duo.isend(&SendBuf::default(), 0);
         }
         let forged = Request::from_raw(raw);
         if !real.contains(&forged) {

@@ -5,12 +5,12 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 
 use invar_core::auth::Session;
-use invar_core::comm::{RecvBuf, RecvComm, SendBuf, SendComm};
+use invar_core::comm::{RecvComm, SendComm};
 use invar_core::conn::stage::Side;
 use invar_core::conn::{Acceptor, CommSettings, Connector, Stream, StreamError};
 use invar_core::error::Error;
 use invar_core::nic::Nic;
-use invar_testkit::duo::{self, Buffer, Duo};
+use invar_testkit::duo::Buffer;
 use invar_testkit::null::NullNic;
 use invar_testkit::pipe::Pipe;
 
@@ -115,39 +115,22 @@ impl Handshake {
         }
         let mut send = self.send.expect("connected");
         let mut recv = self.recv.expect("accepted");
-        carry_a_message(&self.nics, &mut send, &mut recv);
+        // Buffers need the protection domains of the comms, which are 1 and 2.
+        let from = Buffer::new(&self.nics[0], &1, 4096);
+        let to = Buffer::new(&self.nics[1], &2, 4096);
+        from.write(0, b"over the wire");
+        let message = from.message(0, 13);
+        // On the wire of NCCL 2.14 the sender finishes its setup first.
+        assert_eq!(send.isend(&message, 9), Ok(None));
+        let received = recv.irecv(&[to.room(5, 100, 9)]).expect("irecv").expect("a request");
+        let sent = send.isend(&message, 9).expect("isend").expect("a request");
+        assert_eq!(send.test(&sent), Ok(Some(13)));
+        assert_eq!(recv.test(&received).expect("test").expect("done"), [13]);
+        assert_eq!(to.read(5, 13), b"over the wire");
     }
 }
 
 /// Settings of a connection that ends with the first error.
 pub(crate) fn fragile() -> CommSettings {
     CommSettings { recovery_timeout_ns: 0, ..CommSettings::default() }
-}
-
-/// Connects two ends.
-pub(crate) fn connect(settings: [CommSettings; 2]) -> ([NullNic; 2], Duo<NullNic>) {
-    let nics: [NullNic; 2] = NullNic::ports();
-    let [a, b] = &nics;
-    let duo = duo::connect([a, b], settings, || {}).expect("a connection");
-    (nics, duo)
-}
-
-/// Passes one message over two new comms.
-pub(crate) fn carry_a_message<S: Stream>(
-    nics: &[NullNic; 2],
-    send: &mut SendComm<NullNic, S>,
-    recv: &mut RecvComm<NullNic, S>,
-) {
-    // Buffers need the protection domains of the comms, which are 1 and 2.
-    let (from, to) = (Buffer::new(&nics[0], &1, 4096), Buffer::new(&nics[1], &2, 4096));
-    from.write(0, b"over the wire");
-    let message = SendBuf { addr: from.addr(0), len: 13, lkey: from.lkey() };
-    let room = RecvBuf { addr: to.addr(5), len: 100, tag: 9, rkey: to.rkey() };
-    // On the wire of NCCL 2.14 the sender finishes its setup first.
-    assert_eq!(send.isend(&message, 9), Ok(None));
-    let received = recv.irecv(&[room]).expect("irecv").expect("a request");
-    let sent = send.isend(&message, 9).expect("isend").expect("a request");
-    assert_eq!(send.test(&sent), Ok(Some(13)));
-    assert_eq!(recv.test(&received).expect("test").expect("done"), [13]);
-    assert_eq!(to.read(5, 13), b"over the wire");
 }

@@ -1,72 +1,51 @@
 //! Messages of every size arrive whole and with their length. The sender posts the work requests that
 //! NCCL posts.
 
-use std::rc::Rc;
-
-use invar_core::comm::{RecvBuf, SendBuf};
+use invar_core::comm::{RecvBuf, Request, SendBuf};
 use invar_core::conn::{CommSettings, Wire};
 use invar_core::error::Error;
 use invar_core::nic::{SendFlags, SendOpcode, SendWr};
-use invar_testkit::duo::{self, Buffer, Duo};
-use invar_testkit::null::NullNic;
 use invar_testkit::pattern::pattern;
 
-use crate::meddler::{Meddler, Plan};
-use crate::rig;
+use crate::line::Line;
 
 const BYTES_MAX: usize = 20_000;
 
-/// A connection in one direction whose posted requests are recorded.
-struct Line {
-    duo: Duo<Meddler>,
-    from: Buffer<Meddler>,
-    to: Buffer<Meddler>,
-    /// The plans of the sender and of the receiver.
-    plans: [Rc<Plan>; 2],
+/// Connects two ends. The sender's memory contains a pattern.
+fn connected(settings: CommSettings) -> Line {
+    let mut line = Line::with([settings; 2], BYTES_MAX);
+    assert_eq!(line.duo.send.isend(&Default::default(), 0), Ok(None));
+    line.from.write(0, &pattern(0, BYTES_MAX));
+    line
 }
 
-impl Line {
-    fn new(settings: CommSettings) -> Self {
-        let nics: [NullNic; 2] = NullNic::ports();
-        let [a, b] = nics.map(Meddler::new);
-        let mut duo = duo::connect([&a, &b], [settings; 2], || {}).expect("a connection");
-        assert_eq!(duo.send.isend(&Default::default(), 0), Ok(None));
-        let from = Buffer::new(&a, &duo.send_pd, BYTES_MAX);
-        let to = Buffer::new(&b, &duo.recv_pd, BYTES_MAX);
-        from.write(0, &pattern(0, BYTES_MAX));
-        Line { duo, from, to, plans: [Rc::clone(&a.plan), Rc::clone(&b.plan)] }
-    }
+fn irecv(line: &mut Line, len: u32) -> Request {
+    line.to.write(0, &vec![0xee; BYTES_MAX]);
+    line.duo.irecv(&[line.to.room(0, len, 1)])
+}
 
-    fn irecv(&mut self, len: u32) -> invar_core::comm::Request {
-        self.to.write(0, &vec![0xee; BYTES_MAX]);
-        let room = RecvBuf { addr: self.to.addr(0), len, tag: 1, rkey: self.to.rkey() };
-        self.duo.recv.irecv(&[room]).expect("irecv").expect("a request")
-    }
-
-    /// Sends `len` bytes into room for `room` bytes. Returns the work requests of the sender.
-    fn carry(&mut self, len: u32, room: u32) -> Vec<(u32, SendWr)> {
-        let received = self.irecv(room);
-        let message = SendBuf { addr: self.from.addr(0), len, lkey: self.from.lkey() };
-        self.plans[0].posted.borrow_mut().clear();
-        let sent = self.duo.send.isend(&message, 1).expect("isend").expect("a request");
-        let carried = len.min(room);
-        assert_eq!(self.duo.send.test(&sent), Ok(Some(carried)));
-        let got = self.duo.recv.test(&received).expect("test").expect("done");
-        assert_eq!(got, [carried]);
-        let carried = carried as usize;
-        assert_eq!(self.to.read(0, carried), self.from.read(0, carried));
-        assert_eq!(self.to.read(carried, 8), [0xee; 8], "behind {carried} bytes");
-        self.plans[0].posted.take()
-    }
+/// Sends `len` bytes into room for `room` bytes. Returns the work requests of the sender.
+fn carry(line: &mut Line, len: u32, room: u32) -> Vec<(u32, SendWr)> {
+    let received = irecv(line, room);
+    line.nics[0].plan.posted.borrow_mut().clear();
+    let sent = line.duo.isend(&line.from.message(0, len), 1);
+    let carried = len.min(room);
+    assert_eq!(line.duo.send.test(&sent), Ok(Some(carried)));
+    let got = line.duo.recv.test(&received).expect("test").expect("done");
+    assert_eq!(got, [carried]);
+    let carried = carried as usize;
+    assert_eq!(line.to.read(0, carried), line.from.read(0, carried));
+    assert_eq!(line.to.read(carried, 8), [0xee; 8], "behind {carried} bytes");
+    line.nics[0].plan.posted.take()
 }
 
 #[test]
 fn every_size_over_any_number_of_queue_pairs_arrives_whole() {
     for wire in [Wire::Invar, Wire::Nccl214] {
         for qps in [1, 2, 3, 4, 7, 128] {
-            let mut line = Line::new(CommSettings { wire, qps, ..CommSettings::default() });
+            let mut line = connected(CommSettings { wire, qps, ..CommSettings::default() });
             for len in [0, 1, 127, 128, 129, 255, 256, 511, 513, 4096, 8191, 8192, 8193, 19_000] {
-                let posted = line.carry(len, len);
+                let posted = carry(&mut line, len, len);
                 let with_imm: Vec<_> = posted
                     .iter()
                     .filter(|(_, wr)| wr.opcode == SendOpcode::RdmaWriteWithImm)
@@ -87,18 +66,12 @@ fn every_size_over_any_number_of_queue_pairs_arrives_whole() {
 
 #[test]
 fn an_empty_message_of_a_group_takes_no_work_of_its_own() {
-    let mut line = Line::new(CommSettings::default());
-    let room = |i: usize| {
-        let (addr, rkey) = (line.to.addr(64 * i), line.to.rkey());
-        RecvBuf { addr, len: 64, tag: i as u32, rkey }
-    };
-    let received = line.duo.recv.irecv(&[0, 1, 2].map(room)).expect("irecv").expect("a request");
-    line.plans[0].posted.borrow_mut().clear();
-    let sent = [(0, 8), (1, 0), (2, 16)].map(|(tag, len)| {
-        let buf = SendBuf { addr: line.from.addr(0), len, lkey: line.from.lkey() };
-        (line.duo.send.isend(&buf, tag).expect("isend").expect("a request"), len)
-    });
-    let posted = line.plans[0].posted.take();
+    let mut line = connected(CommSettings::default());
+    let received = line.duo.irecv(&[0, 1, 2].map(|i: usize| line.to.room(64 * i, 64, i as u32)));
+    line.nics[0].plan.posted.borrow_mut().clear();
+    let sent = [(0, 8), (1, 0), (2, 16)]
+        .map(|(tag, len)| (line.duo.isend(&line.from.message(0, len), tag), len));
+    let posted = line.nics[0].plan.posted.take();
     let works: Vec<_> = posted.iter().map(|(_, wr)| (wr.opcode, wr.sge.length)).collect();
     let write = SendOpcode::RdmaWrite;
     // The last request carries the sizes.
@@ -111,34 +84,33 @@ fn an_empty_message_of_a_group_takes_no_work_of_its_own() {
 
 #[test]
 fn above_the_adaptive_routing_threshold_the_immediate_goes_apart() {
-    let mut line = Line::new(CommSettings { ar_threshold_bytes: 8192, ..CommSettings::default() });
-    let posted = line.carry(8192, 8192);
+    let mut line = connected(CommSettings { ar_threshold_bytes: 8192, ..CommSettings::default() });
+    let posted = carry(&mut line, 8192, 8192);
     assert_eq!(posted.len(), 1);
-    let posted = line.carry(8193, 8193);
+    let posted = carry(&mut line, 8193, 8193);
     let [(_, data), (_, end)] = posted[..] else { panic!("{posted:?}") };
     assert_eq!((data.opcode, data.sge.length), (SendOpcode::RdmaWrite, 8193));
     assert_eq!(data.flags, SendFlags::empty());
     assert_eq!((end.opcode, end.sge.length), (SendOpcode::RdmaWriteWithImm, 0));
     assert_eq!((end.imm_data, end.flags), (8193, SendFlags::SIGNALED));
 
-    let mut always = Line::new(CommSettings { ar_threshold_bytes: 0, ..CommSettings::default() });
-    assert_eq!(always.carry(1, 1).len(), 2);
-    assert_eq!(always.carry(0, 1).len(), 1);
+    let mut always = connected(CommSettings { ar_threshold_bytes: 0, ..CommSettings::default() });
+    assert_eq!(carry(&mut always, 1, 1).len(), 2);
+    assert_eq!(carry(&mut always, 0, 1).len(), 1);
     let never = CommSettings { ar_threshold_bytes: u32::MAX, ..CommSettings::default() };
-    assert_eq!(Line::new(never).carry(19_000, 19_000).len(), 1);
+    assert_eq!(carry(&mut connected(never), 19_000, 19_000).len(), 1);
 }
 
 #[test]
 fn the_sizes_of_a_group_are_written_once_whatever_the_number_of_queue_pairs() {
     for (wire, written) in [(Wire::Invar, 1), (Wire::Nccl214, 0)] {
-        let mut line = Line::new(CommSettings { wire, qps: 4, ..CommSettings::default() });
-        let room = |tag| RecvBuf { addr: line.to.addr(0), len: 8, tag, rkey: line.to.rkey() };
-        let received = line.duo.recv.irecv(&[room(0), room(1)]).expect("irecv").expect("a request");
-        line.plans[0].posted.borrow_mut().clear();
+        let mut line = connected(CommSettings { wire, qps: 4, ..CommSettings::default() });
+        let received = line.duo.irecv(&[0, 1].map(|tag| line.to.room(0, 8, tag)));
+        line.nics[0].plan.posted.borrow_mut().clear();
         for tag in [0, 1] {
-            let _ = line.duo.send.isend(&SendBuf::default(), tag).expect("isend").expect("one");
+            let _ = line.duo.isend(&SendBuf::default(), tag);
         }
-        let posted = line.plans[0].posted.take();
+        let posted = line.nics[0].plan.posted.take();
         assert_eq!(posted.len(), 4, "an immediate on each queue pair");
         assert_eq!(posted.iter().filter(|(_, wr)| wr.sge.length > 0).count(), written);
         assert_eq!(line.duo.recv.test(&received), Ok(Some(&[0, 0][..])));
@@ -148,11 +120,11 @@ fn the_sizes_of_a_group_are_written_once_whatever_the_number_of_queue_pairs() {
 #[test]
 fn one_slot_write_in_each_turn_of_the_fifo_asks_for_a_completion() {
     let mut line =
-        Line::new(CommSettings { fifo_depth: 4, use_inline: true, ..CommSettings::default() });
+        connected(CommSettings { fifo_depth: 4, use_inline: true, ..CommSettings::default() });
     for _ in 0..12 {
-        line.carry(1, 1);
+        carry(&mut line, 1, 1);
     }
-    let slots = line.plans[1].posted.take();
+    let slots = line.nics[1].plan.posted.take();
     assert_eq!(slots.len(), 12);
     for (row, (_, wr)) in slots.iter().enumerate() {
         assert_eq!((wr.opcode, wr.sge.length), (SendOpcode::RdmaWrite, 32));
@@ -163,81 +135,74 @@ fn one_slot_write_in_each_turn_of_the_fifo_asks_for_a_completion() {
 
 #[test]
 fn a_send_longer_than_its_receive_is_refused_and_the_comm_goes_on() {
-    let mut line = Line::new(CommSettings::default());
-    let received = line.irecv(100);
-    let message = |len| SendBuf { addr: line.from.addr(0), len, lkey: line.from.lkey() };
-    let (long, right) = (message(101), message(100));
+    let mut line = connected(CommSettings::default());
+    let received = irecv(&mut line, 100);
+    let [long, right] = [101, 100].map(|len| line.from.message(0, len));
     for _ in 0..2 {
         let error = line.duo.send.isend(&long, 1).expect_err("too long");
         assert_eq!(error, Error::SizeMismatch { local: 101, remote: 100, tag: 1 });
         assert!(!error.is_fatal());
     }
     assert_eq!(line.duo.send.outstanding(), 0);
-    let sent = line.duo.send.isend(&right, 1).expect("isend").expect("a request");
+    let sent = line.duo.isend(&right, 1);
     assert_eq!(line.duo.send.test(&sent), Ok(Some(100)));
     assert_eq!(line.duo.recv.test(&received).expect("test").expect("done"), [100]);
-    line.carry(7, 7);
+    carry(&mut line, 7, 7);
 }
 
 #[test]
 fn a_send_longer_than_its_receive_is_cut_where_that_is_asked_for() {
     for qps in [1, 4] {
-        let mut line = Line::new(CommSettings { truncate: true, qps, ..CommSettings::default() });
-        line.carry(19_000, 100);
-        line.carry(19_000, 9_000);
-        line.carry(5, 0);
+        let mut line = connected(CommSettings { truncate: true, qps, ..CommSettings::default() });
+        carry(&mut line, 19_000, 100);
+        carry(&mut line, 19_000, 9_000);
+        carry(&mut line, 5, 0);
     }
 }
 
 #[test]
 fn a_length_that_no_slot_can_say_is_refused_and_the_comm_goes_on() {
-    let mut line = Line::new(CommSettings { truncate: true, ..CommSettings::default() });
-    let received = line.irecv(100);
+    let mut line = connected(CommSettings { truncate: true, ..CommSettings::default() });
+    let received = irecv(&mut line, 100);
     let long = 1 << 31;
-    let message = SendBuf { addr: line.from.addr(0), len: long, lkey: line.from.lkey() };
+    let message = line.from.message(0, long);
     assert_eq!(line.duo.send.isend(&message, 1), Err(Error::TooLong(long)));
-    let room = RecvBuf { addr: line.to.addr(0), len: long, tag: 1, rkey: line.to.rkey() };
+    let room = line.to.room(0, long, 1);
     assert_eq!(line.duo.recv.irecv(&[room]), Err(Error::TooLong(long)));
     for room in [RecvBuf { addr: 0, len: 1, ..room }, RecvBuf { rkey: 0, len: 1, ..room }] {
         let error = line.duo.recv.irecv(&[room]).expect_err("refused");
         assert!(matches!(error, Error::Argument(_)), "{error}");
     }
     let message = SendBuf { len: 10, ..message };
-    let _ = line.duo.send.isend(&message, 1).expect("isend").expect("a request");
+    let _ = line.duo.isend(&message, 1);
     assert_eq!(line.duo.recv.test(&received).expect("test").expect("done"), [10]);
 }
 
 #[test]
 fn a_send_without_a_receive_for_its_tag_waits() {
-    let (nics, mut duo) = rig::connect([CommSettings::default(); 2]);
-    let buffer = Buffer::new(&nics[1], &duo.recv_pd, 8);
+    let Line { mut duo, to, .. } = Line::new([CommSettings::default(); 2]);
     let nothing = SendBuf::default();
     assert_eq!(duo.send.isend(&nothing, 1), Ok(None));
-    let room = |tag| RecvBuf { addr: buffer.addr(0), len: 8, tag, rkey: buffer.rkey() };
-    let first = duo.recv.irecv(&[room(1)]).expect("irecv").expect("a request");
-    let second = duo.recv.irecv(&[room(2)]).expect("irecv").expect("a request");
+    let [first, second] = [1, 2].map(|tag| duo.irecv(&[to.room(0, 8, tag)]));
     assert_eq!(duo.send.isend(&nothing, 2), Ok(None), "tag 1 is at the head");
-    let _ = duo.send.isend(&nothing, 1).expect("isend").expect("a request");
+    let _ = duo.isend(&nothing, 1);
     assert_eq!(duo.recv.test(&second), Ok(None));
-    let _ = duo.send.isend(&nothing, 2).expect("isend").expect("a request");
+    let _ = duo.isend(&nothing, 2);
     assert_eq!(duo.recv.test(&second).expect("test").expect("done"), [0]);
     assert_eq!(duo.recv.test(&first).expect("test").expect("done"), [0]);
 }
 
 #[test]
 fn the_room_for_a_message_is_that_of_the_buffer_which_it_would_meet() {
-    let (nics, mut duo) = rig::connect([CommSettings::default(); 2]);
-    let buffer = Buffer::new(&nics[1], &duo.recv_pd, 30);
+    let Line { mut duo, to, .. } = Line::new([CommSettings::default(); 2]);
     assert_eq!(duo.send.isend(&SendBuf::default(), 1), Ok(None));
     assert_eq!(duo.send.room(1), Ok(None), "nothing is posted");
-    let room = |tag, len| RecvBuf { addr: buffer.addr(0), len, tag, rkey: buffer.rkey() };
-    let group = [room(1, 10), room(2, 20), room(1, 30)];
-    let received = duo.recv.irecv(&group).expect("irecv").expect("a request");
+    let received = duo.irecv(&[(1, 10), (2, 20), (1, 30)].map(|(tag, len)| to.room(0, len, tag)));
     assert_eq!([1, 2, 3].map(|tag| duo.send.room(tag)), [Ok(Some(10)), Ok(Some(20)), Ok(None)]);
     for (tag, next) in [(1, Some(30)), (2, None)] {
-        let _ = duo.send.isend(&SendBuf::default(), tag).expect("isend").expect("a request");
+        let _ = duo.isend(&SendBuf::default(), tag);
         assert_eq!(duo.send.room(tag), Ok(next), "of tag {tag}, one is met");
     }
-    let _ = duo.send.isend(&SendBuf::default(), 1).expect("isend").expect("a request");
+    let _ = duo.isend(&SendBuf::default(), 1);
     assert_eq!(duo.recv.test(&received).expect("test").expect("done"), [0, 0, 0]);
 }

@@ -1,55 +1,34 @@
 //! A tracer is told exactly the work that was posted for a transfer.
 
-use invar_core::comm::{RecvBuf, Request, SendBuf, Work};
+use invar_core::comm::{RecvBuf, Request, Work};
 use invar_core::conn::CommSettings;
 use invar_core::nic::{SendOpcode, SendWr};
-use invar_testkit::duo::{self, Buffer, Duo};
-use invar_testkit::null::NullNic;
 
-use crate::meddler::Meddler;
+use crate::line::Line;
 
 const ROOM: usize = 8192;
 
-struct Traced {
-    duo: Duo<Meddler>,
-    nics: [Meddler; 2],
-    from: Buffer<Meddler>,
-    to: Buffer<Meddler>,
+fn connected(qps: u16) -> Line {
+    let settings = CommSettings { qps, ar_threshold_bytes: 4096, ..CommSettings::default() };
+    Line::with([settings; 2], ROOM)
 }
 
-impl Traced {
-    fn new(qps: u16) -> Self {
-        let nics: [NullNic; 2] = NullNic::ports();
-        let nics @ [a, b] = &nics.map(Meddler::new);
-        let settings = CommSettings { qps, ar_threshold_bytes: 4096, ..CommSettings::default() };
-        let duo = duo::connect([a, b], [settings; 2], || {}).expect("a connection");
-        let from = Buffer::new(a, &duo.send_pd, ROOM);
-        let to = Buffer::new(b, &duo.recv_pd, ROOM);
-        Traced { duo, nics: nics.clone(), from, to }
-    }
+fn irecv(line: &mut Line, n: u32) -> Request {
+    let bufs: Vec<RecvBuf> = (0..n).map(|tag| line.to.room(0, ROOM as u32, tag)).collect();
+    line.duo.irecv(&bufs)
+}
 
-    fn irecv(&mut self, n: u32) -> Request {
-        let room = |tag| {
-            let (addr, rkey) = (self.to.addr(0), self.to.rkey());
-            RecvBuf { addr, len: ROOM as u32, tag, rkey }
-        };
-        let bufs: Vec<RecvBuf> = (0..n).map(room).collect();
-        self.duo.recv.irecv(&bufs).expect("irecv").expect("a request")
-    }
+fn isend(line: &mut Line, len: u32, tag: u32) -> Request {
+    line.duo.isend(&line.from.message(0, len), tag)
+}
 
-    fn isend(&mut self, len: u32, tag: u32) -> Request {
-        let buf = SendBuf { addr: self.from.addr(0), len, lkey: self.from.lkey() };
-        self.duo.send.isend(&buf, tag).expect("isend").expect("a request")
-    }
+fn work_of(line: &mut Line, sent: &Request) -> Option<Vec<Work>> {
+    Some(line.duo.send.work(sent)?.collect())
+}
 
-    fn work(&mut self, sent: &Request) -> Option<Vec<Work>> {
-        Some(self.duo.send.work(sent)?.collect())
-    }
-
-    /// The requests that the sender has posted since the last call of this function.
-    fn posted(&self) -> Vec<(u32, SendWr)> {
-        self.nics[0].plan.posted.take()
-    }
+/// The requests that the sender has posted since the last call of this function.
+fn posted(line: &Line) -> Vec<(u32, SendWr)> {
+    line.nics[0].plan.posted.take()
 }
 
 fn work((qpn, wr): &(u32, SendWr)) -> Work {
@@ -61,12 +40,12 @@ fn a_message_is_carried_by_the_first_work_request_on_each_queue_pair() {
     for (qps, len) in
         [1, 4].iter().flat_map(|qps| [0, 1, 128, 129, 1000, 5000].map(|len| (*qps, len)))
     {
-        let mut traced = Traced::new(qps);
-        let _ = traced.irecv(1);
-        let sent = traced.isend(len, 0);
-        let mut posted = traced.posted();
+        let mut line = connected(qps);
+        let _ = irecv(&mut line, 1);
+        let sent = isend(&mut line, len, 0);
+        let mut posted = posted(&line);
         posted.dedup_by_key(|(qpn, _)| *qpn);
-        let told = traced.work(&sent).expect("it is posted");
+        let told = work_of(&mut line, &sent).expect("it is posted");
         assert_eq!(told, posted.iter().map(work).collect::<Vec<_>>(), "{len} bytes over {qps}");
         assert_eq!(
             (told.len(), told.iter().map(|work| work.length).sum::<u32>()),
@@ -78,13 +57,14 @@ fn a_message_is_carried_by_the_first_work_request_on_each_queue_pair() {
 #[test]
 fn of_a_group_each_message_is_carried_by_writes_once_all_are_there() {
     for qps in [1, 4] {
-        let mut traced = Traced::new(qps);
-        let _ = traced.irecv(3);
-        let first = traced.isend(1000, 0);
-        let second = traced.isend(0, 1);
-        assert_eq!((traced.work(&first), traced.work(&second)), (None, None));
-        let third = traced.isend(300, 2);
-        let told = [first, second, third].map(|sent| traced.work(&sent).expect("it is posted"));
+        let mut line = connected(qps);
+        let _ = irecv(&mut line, 3);
+        let first = isend(&mut line, 1000, 0);
+        let second = isend(&mut line, 0, 1);
+        assert_eq!((work_of(&mut line, &first), work_of(&mut line, &second)), (None, None));
+        let third = isend(&mut line, 300, 2);
+        let told =
+            [first, second, third].map(|sent| work_of(&mut line, &sent).expect("it is posted"));
         let bytes = told.each_ref().map(|work| work.iter().map(|work| work.length).sum::<u32>());
         assert_eq!(bytes, [1000, 0, 300]);
         assert!(told.iter().all(|work| work.len() == usize::from(qps)));
@@ -92,25 +72,25 @@ fn of_a_group_each_message_is_carried_by_writes_once_all_are_there() {
         told.retain(|work| work.length > 0);
         told.sort_by_key(|work| work.qpn);
         let is_write = |posted: &(u32, SendWr)| posted.1.opcode == SendOpcode::RdmaWrite;
-        let writes = traced.posted().into_iter().filter(is_write);
+        let writes = posted(&line).into_iter().filter(is_write);
         assert_eq!(told, writes.map(|posted| work(&posted)).collect::<Vec<_>>(), "over {qps}");
         // The next message is a single one again.
-        let _ = traced.irecv(1);
-        let alone = traced.isend(8, 0);
-        let told = traced.work(&alone).expect("it is posted");
-        assert_eq!(told, traced.posted().iter().map(work).collect::<Vec<_>>());
+        let _ = irecv(&mut line, 1);
+        let alone = isend(&mut line, 8, 0);
+        let told = work_of(&mut line, &alone).expect("it is posted");
+        assert_eq!(told, posted(&line).iter().map(work).collect::<Vec<_>>());
     }
 }
 
 #[test]
 fn a_receive_awaits_one_work_request_on_each_queue_pair() {
-    let mut traced = Traced::new(3);
+    let mut line = connected(3);
     for n in [1, 8] {
-        let received = traced.irecv(n);
-        let told: Vec<Work> = traced.duo.recv.work(&received).collect();
+        let received = irecv(&mut line, n);
+        let told: Vec<Work> = line.duo.recv.work(&received).collect();
         // The write of the receive's slots has this number.
-        let wr_id = traced.nics[1].plan.posted.borrow().last().expect("slots").1.wr_id;
+        let wr_id = line.nics[1].plan.posted.borrow().last().expect("slots").1.wr_id;
         let work = |qpn| Work { qpn, wr_id, opcode: None, length: 0 };
-        assert_eq!(told, traced.duo.recv.qpns().map(work).collect::<Vec<_>>());
+        assert_eq!(told, line.duo.recv.qpns().map(work).collect::<Vec<_>>());
     }
 }

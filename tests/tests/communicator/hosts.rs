@@ -27,24 +27,16 @@ fn check_everything(communicator: &Communicator) {
     exchange_all(communicator);
 }
 
-fn check_over(transport: &str) {
+#[test]
+fn ranks_that_partly_share_memory_agree_between_hosts() {
     let Some(hosts) = Hosts::or_skip(1500) else { return };
-    let settings = set(&[("INVAR_TRANSPORT", transport)]);
-    for places in [&[0, 0, 1][..], &[0, 1, 1, 0], &[0, 0, 0, 1], &[1, 0, 1, 1]] {
-        ranks_on(&hosts, places, &settings, |communicator| {
-            let dump = communicator.dump();
-            assert_eq!(dump.lines().next(), Some(&*ways(places, communicator.rank() as usize)));
-            check_everything(&communicator);
-        });
+    for settings in ["soft", "socket"].map(|transport| set(&[("INVAR_TRANSPORT", transport)])) {
+        for places in [&[0, 0, 1][..], &[0, 1, 1, 0], &[0, 0, 0, 1], &[1, 0, 1, 1]] {
+            ranks_on(&hosts, places, &settings, |communicator| {
+                let dump = communicator.dump();
+                assert_eq!(dump.lines().next(), Some(&*ways(places, communicator.rank() as usize)));
+                check_everything(&communicator);
+            });
+        }
     }
-}
-
-#[test]
-fn ranks_that_partly_share_memory_agree_between_hosts_over_the_software_nic() {
-    check_over("soft");
-}
-
-#[test]
-fn ranks_that_partly_share_memory_agree_between_hosts_over_tcp() {
-    check_over("socket");
 }

@@ -76,8 +76,8 @@ fn start_victim(addr: &str, way: usize, task: &str) -> (Child, BufReader<ChildSt
     (child, stdout)
 }
 
-/// Kills the victim when all others have begun `begun` operations. A victim that does not work takes no
-/// part in the last of them.
+/// Kills the victim when all others have begun `begun` operations. With the task "work" the victim is in the middle
+/// of one of them. With "idle" all others wait for it, and with "link" their groups wait for links with it.
 fn check(way: usize, task: &str, begun: u32) {
     let at = ([127, 0, 0, 1], 0).into();
     let secret = Some(invar::secret_of(SECRET));
@@ -116,46 +116,27 @@ fn check(way: usize, task: &str, begun: u32) {
     child.wait().unwrap();
 }
 
-/// Kills the victim in the middle of one of many large operations.
-fn check_amid_work(way: usize) {
-    check(way, "work", 4);
-}
-
-/// Kills the victim while all others wait for it.
-fn check_idle(way: usize) {
-    check(way, "idle", 1);
-}
-
-/// Kills the victim while a group of each other rank waits for its links with the victim.
-fn check_unlinked(way: usize) {
-    check(way, "link", 1);
-}
-
 #[test]
 fn a_rank_that_is_killed_ends_the_others_amid_work_by_shared_memory() {
-    check_amid_work(0);
+    check(0, "work", 4);
 }
 
 #[test]
 fn a_rank_that_is_killed_ends_the_others_amid_work_over_the_software_nic() {
-    check_amid_work(1);
+    check(1, "work", 4);
 }
 
 #[test]
 fn a_rank_that_is_killed_ends_the_others_amid_work_over_tcp() {
-    check_amid_work(2);
+    check(2, "work", 4);
 }
 
 #[test]
 fn a_rank_that_is_killed_ends_those_who_wait_for_it() {
-    for way in 0..3 {
-        check_idle(way);
-    }
+    (0..3).for_each(|way| check(way, "idle", 1));
 }
 
 #[test]
 fn a_rank_that_is_killed_ends_those_whose_groups_wait_for_a_link_with_it() {
-    for way in 0..3 {
-        check_unlinked(way);
-    }
+    (0..3).for_each(|way| check(way, "link", 1));
 }

@@ -31,15 +31,10 @@ fn check_over(transport: &str, nranks: u32) {
 }
 
 #[test]
-fn ranks_agree_over_the_software_nic() {
-    check_over("soft", 2);
-    check_over("soft", 3);
-}
-
-#[test]
-fn ranks_agree_over_tcp() {
-    check_over("socket", 2);
-    check_over("socket", 3);
+fn ranks_agree_over_each_transport() {
+    for transport in ["soft", "socket"] {
+        [2, 3].into_iter().for_each(|nranks| check_over(transport, nranks));
+    }
 }
 
 #[test]

@@ -3,11 +3,11 @@
 use std::thread;
 use std::time::Duration;
 
-use invar::{Communicator, RedOp, Settings};
+use invar::{Communicator, RedOp};
 use invar_testkit::wait::watch;
 use invar_testkit::warnings;
 
-use crate::rig::{over, ranks, settings};
+use crate::rig::{every_way, ranks, settings};
 
 /// The time after which ranks report a stall.
 const STUCK_AFTER: Duration = Duration::from_millis(500);
@@ -19,35 +19,24 @@ fn until_all_warn(nranks: u32, parts: &[&str]) {
     watch(&format!("warnings with {parts:?}"), || (0..nranks).all(has_warned));
 }
 
-/// Runs an all-reduce of `count` elements, which rank 2 enters once all ranks have named it.
-fn check_late(settings: &Settings, count: usize) {
+#[test]
+fn a_rank_that_has_not_entered_a_collective_is_named_at_all_ranks() {
     warnings::keep();
-    ranks(3, &settings.clone().stall_after(STUCK_AFTER), |communicator| {
-        let mut data = vec![1.0_f32; count];
-        communicator.all_reduce_in_place(&mut data, RedOp::Sum).unwrap();
-        if communicator.rank() == 2 {
-            let pid = format!("rank 2 (pid {}", std::process::id());
-            let operation = format!("has not entered collective 2, all_reduce of {count} F32, Sum");
-            until_all_warn(3, &[&pid, &operation, "its last call, collective 1"]);
-        }
-        communicator.all_reduce_in_place(&mut data, RedOp::Sum).unwrap();
-        assert!(data.iter().all(|sum| *sum == 9.0));
-    });
-}
-
-#[test]
-fn a_rank_that_has_not_entered_a_collective_is_named_at_all_ranks_over_shared_memory() {
-    check_late(&settings(), 1001);
-}
-
-#[test]
-fn a_rank_that_has_not_entered_a_collective_is_named_at_all_ranks_over_a_nic() {
-    check_late(&over("soft"), 100_002);
-}
-
-#[test]
-fn a_rank_that_has_not_entered_a_collective_is_named_at_all_ranks_over_tcp() {
-    check_late(&over("socket"), 100_003);
+    // The counts tell the warnings of the ways apart.
+    for (settings, count) in every_way().into_iter().zip([1001, 100_002, 100_003]) {
+        ranks(3, &settings.stall_after(STUCK_AFTER), |communicator| {
+            let mut data = vec![1.0_f32; count];
+            communicator.all_reduce_in_place(&mut data, RedOp::Sum).unwrap();
+            if communicator.rank() == 2 {
+                let pid = format!("rank 2 (pid {}", std::process::id());
+                let operation =
+                    format!("has not entered collective 2, all_reduce of {count} F32, Sum");
+                until_all_warn(3, &[&pid, &operation, "its last call, collective 1"]);
+            }
+            communicator.all_reduce_in_place(&mut data, RedOp::Sum).unwrap();
+            assert!(data.iter().all(|sum| *sum == 9.0));
+        });
+    }
 }
 
 /// Runs two calls that do not go together, and returns each rank's error.
@@ -98,42 +87,36 @@ fn who_gives_up_a_rank_that_waits_itself_names_the_rank_at_fault() {
     assert!(errors.iter().all(has_reason), "{errors:?}");
 }
 
-/// Runs an all-reduce in which rank 1 of four has another count, and checks that all ranks name it.
-fn check_counts(settings: &Settings, count: usize) {
-    let errors = ranks(4, settings, |communicator| {
-        let rank = communicator.rank();
-        let mut data = vec![1.0_f32; count + usize::from(rank == 1)];
-        let error = communicator.all_reduce_in_place(&mut data, RedOp::Sum).unwrap_err();
-        assert_eq!(error.rank(), Some(1), "{error}");
-        error.to_string()
-    });
-    let (pid, other) = (std::process::id(), count + 1);
-    let blame = format!("rank 1 (pid {pid} on ");
-    let runs = format!(") runs collective 1, all_reduce of {other} F32, Sum, but rank ");
-    let told = |error: &String| {
-        // Other ranks than the first to fail name the rank that told them.
-        let blames = error.starts_with(&blame) || error.contains(&format!(": {blame}"));
-        blames && error.contains(&runs)
-    };
-    assert!(errors.iter().all(told), "{errors:?}");
-}
-
 #[test]
-fn a_rank_whose_count_differs_is_named_at_all_ranks_over_shared_memory() {
-    check_counts(&settings(), 1001);
-    check_counts(&settings().stall_after(Duration::ZERO), 300_000);
-}
-
-#[test]
-fn a_rank_whose_count_differs_is_named_at_all_ranks_over_a_nic() {
-    check_counts(&over("soft"), 1001);
-    check_counts(&over("soft"), 300_000);
-}
-
-#[test]
-fn a_rank_whose_count_differs_is_named_at_all_ranks_over_tcp() {
-    check_counts(&over("socket"), 1001);
-    check_counts(&over("socket"), 300_000);
+fn a_rank_whose_count_differs_is_named_at_all_ranks() {
+    let [shared, soft, tcp] = every_way();
+    let unwatched = shared.clone().stall_after(Duration::ZERO);
+    let cases = [
+        (&shared, 1001),
+        (&unwatched, 300_000),
+        (&soft, 1001),
+        (&soft, 300_000),
+        (&tcp, 1001),
+        (&tcp, 300_000),
+    ];
+    for (settings, count) in cases {
+        let errors = ranks(4, settings, |communicator| {
+            let rank = communicator.rank();
+            let mut data = vec![1.0_f32; count + usize::from(rank == 1)];
+            let error = communicator.all_reduce_in_place(&mut data, RedOp::Sum).unwrap_err();
+            assert_eq!(error.rank(), Some(1), "{error}");
+            error.to_string()
+        });
+        let (pid, other) = (std::process::id(), count + 1);
+        let blame = format!("rank 1 (pid {pid} on ");
+        let runs = format!(") runs collective 1, all_reduce of {other} F32, Sum, but rank ");
+        let told = |error: &String| {
+            // Other ranks than the first to fail name the rank that told them.
+            let blames = error.starts_with(&blame) || error.contains(&format!(": {blame}"));
+            blames && error.contains(&runs)
+        };
+        assert!(errors.iter().all(told), "{errors:?}");
+    }
 }
 
 #[test]

@@ -25,13 +25,12 @@ fn messages_of_both_ways_arrive_whole_and_do_not_mix() {
         for seed in (0..200).step_by(2) {
             let mut under_way = Vec::new();
             for (seed, pair) in [(seed, &mut there), (seed + 1, &mut back)] {
-                let receives = [pair.recv(&[(201_000, 0)])];
-                under_way.push((pair.send(seed, len(seed), 0), receives));
+                let receive = pair.recv(&[(201_000, 0)]);
+                under_way.push((pair.send(seed, len(seed), 0), receive));
             }
-            let mut pairs = [(seed, &mut there), (seed + 1, &mut back)];
-            for ((seed, pair), (send, receives)) in pairs.iter_mut().zip(under_way) {
-                assert_eq!(pair.finish(vec![send], &receives), [[len(*seed) as u32]]);
-                pair.check(&receives[0], 0, *seed, len(*seed));
+            let pairs = [(seed, &mut there), (seed + 1, &mut back)];
+            for ((seed, pair), (send, receive)) in pairs.into_iter().zip(under_way) {
+                pair.arrives(vec![send], receive, seed, len(seed));
             }
         }
     }
@@ -46,10 +45,9 @@ fn the_other_way_goes_on_when_one_ends_and_who_waits_there_notices() {
         there.finish(vec![send], &[]);
         there.send = Pair::new(0, 0).send;
         assert_eq!(there.finish(vec![], &receives), [[10]], "sent before the end");
-        let receives = [back.recv(&[(100_000, 0)])];
+        let receive = back.recv(&[(100_000, 0)]);
         let send = back.send(1, 100_000, 0);
-        assert_eq!(back.finish(vec![send], &receives), [[100_000]]);
-        back.check(&receives[0], 0, 1, 100_000);
+        back.arrives(vec![send], receive, 1, 100_000);
         let receive = there.recv(&[(10, 0)]);
         let error = until("the end", || there.recv.test(&receive.request).err());
         assert_eq!(error, Error::PeerClosed(StreamError::Closed));
@@ -82,10 +80,9 @@ fn a_view_that_is_on_its_way_when_the_other_way_begins_does_no_harm() {
     there.send.look_for_stall(now_ns());
     let mut back = Pair::over(there.recv.way_back().unwrap(), there.send.way_back().unwrap());
     for (seed, pair) in [(0, &mut there), (1, &mut back)] {
-        let receives = [pair.recv(&[(10, 0)])];
+        let receive = pair.recv(&[(10, 0)]);
         let send = pair.send(seed, 10, 0);
-        assert_eq!(pair.finish(vec![send], &receives), [[10]]);
-        pair.check(&receives[0], 0, seed, 10);
+        pair.arrives(vec![send], receive, seed, 10);
     }
     assert_eq!(there.send.room(0).unwrap(), None);
     assert_eq!(back.send.room(0).unwrap(), None);

@@ -87,8 +87,8 @@ fn strangers_are_turned_away_and_peers_still_come() {
         (listener.turned_away().count == 2).then_some(())
     });
     let mut pair = Pair::connect(&mut listener, &device, &settings);
-    let (send, receives) = (pair.send(0, 10, 0), [pair.recv(&[(10, 0)])]);
-    pair.finish(vec![send], &receives);
+    let (send, receive) = (pair.send(0, 10, 0), pair.recv(&[(10, 0)]));
+    pair.arrives(vec![send], receive, 0, 10);
 }
 
 #[test]

@@ -61,11 +61,10 @@ fn messages_that_nobody_asked_for_yet_let_others_pass() {
         let mut pair = Pair::new(lanes, threads);
         let early = [pair.send(1, 200_000, 1), pair.send(2, 10, 2)];
         let wanted = pair.send(3, 30_000, 3);
-        let receives = [pair.recv(&[(30_000, 3)])];
+        let receive = pair.recv(&[(30_000, 3)]);
         let mut sends = vec![wanted];
         sends.extend(early);
-        pair.finish(sends, &receives);
-        pair.check(&receives[0], 0, 3, 30_000);
+        pair.arrives(sends, receive, 3, 30_000);
         let receives = [pair.recv(&[(10, 2), (200_000, 1)])];
         assert_eq!(pair.finish(vec![], &receives), [[10, 200_000]]);
         pair.check(&receives[0], 0, 2, 10);
@@ -92,9 +91,7 @@ fn a_sender_goes_ahead_so_far_and_no_farther() {
         assert_eq!(pair.recv.test(&last.request), Ok(None));
         pair.isend(9, too_long, 0).unwrap()
     });
-    let receives = [last];
-    pair.finish(vec![send], &receives);
-    pair.check(&receives[0], 0, 9, too_long);
+    pair.arrives(vec![send], last, 9, too_long);
 }
 
 #[test]
@@ -120,9 +117,8 @@ fn what_has_met_its_buffer_is_no_longer_ahead() {
     let len = AHEAD_BYTES as usize / 4;
     for seed in 0..12 {
         let send = pair.send(seed, len, 0);
-        let receives = [pair.recv(&[(len, 0)])];
-        pair.finish(vec![send], &receives);
-        pair.check(&receives[0], 0, seed, len);
+        let receive = pair.recv(&[(len, 0)]);
+        pair.arrives(vec![send], receive, seed, len);
     }
 }
 

@@ -149,6 +149,20 @@ impl Pair {
         sizes.into_iter().flatten().collect()
     }
 
+    /// Waits for the sends, and for message `seed` in the one buffer of a receive. Checks the message.
+    #[track_caller]
+    pub(crate) fn arrives(
+        &mut self,
+        sends: Vec<Request>,
+        receive: Receive,
+        seed: usize,
+        len: usize,
+    ) {
+        let receives = [receive];
+        assert_eq!(self.finish(sends, &receives), [[len as u32]]);
+        self.check(&receives[0], 0, seed, len);
+    }
+
     /// Checks that a buffer of a receive holds `len` bytes of message `seed`, and no other bytes.
     pub(crate) fn check(&self, receive: &Receive, member: usize, seed: usize, len: usize) {
         assert!(member < receive.count);

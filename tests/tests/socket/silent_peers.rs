@@ -51,9 +51,7 @@ fn check_late(hurry: bool, late: Duration) {
         work.iter_mut().map(|((send, _), pair)| (&mut **pair, &*send)).collect();
     wait_for_nobody(&mut waiting, late);
     for ((send, receive), pair) in work {
-        let receives = [receive];
-        assert_eq!(pair.finish(vec![send], &receives), [[LONG as u32]]);
-        pair.check(&receives[0], 0, 1, LONG);
+        pair.arrives(vec![send], receive, 1, LONG);
     }
 }
 
@@ -78,12 +76,8 @@ fn receivers_of_both_ways_that_are_late_are_waited_for() {
         hasten();
         let mut waiting = [(&mut there, &send), (&mut back, &send_back)];
         wait_for_nobody(&mut waiting, Duration::from_secs(3));
-        let receives = [receive];
-        assert_eq!(there.finish(vec![send], &receives), [[LONG as u32]]);
-        there.check(&receives[0], 0, 1, LONG);
-        let receives = [receive_back];
-        assert_eq!(back.finish(vec![send_back], &receives), [[LONG as u32]]);
-        back.check(&receives[0], 0, 2, LONG);
+        there.arrives(vec![send], receive, 1, LONG);
+        back.arrives(vec![send_back], receive_back, 2, LONG);
     }
 }
 
@@ -96,9 +90,8 @@ fn a_send_that_is_done_arrives_however_late_it_is_received() {
         hasten();
         std::thread::sleep(Duration::from_secs(3));
         for seed in 0..MESSAGES {
-            let receives = [pair.recv(&[(BYTES, 0)])];
-            assert_eq!(pair.finish(vec![], &receives), [[BYTES as u32]]);
-            pair.check(&receives[0], 0, seed, BYTES);
+            let receive = pair.recv(&[(BYTES, 0)]);
+            pair.arrives(vec![], receive, seed, BYTES);
         }
     }
 }

@@ -22,9 +22,7 @@ fn messages_of_every_size_arrive_whole_over_every_layout() {
                     let _ = pair.recv.test(&receive.request).unwrap();
                     pair.isend(seed, len, 7).unwrap()
                 });
-                let receives = [receive];
-                assert_eq!(pair.finish(vec![send], &receives), [[len as u32]]);
-                pair.check(&receives[0], 0, seed, len);
+                pair.arrives(vec![send], receive, seed, len);
             }
         }
     }
@@ -62,9 +60,7 @@ fn a_receive_may_be_larger_than_what_comes_and_keeps_the_rest() {
     {
         let receive = pair.recv(&[(room, 1)]);
         let send = pair.send(seed, len, 1);
-        let receives = [receive];
-        assert_eq!(pair.finish(vec![send], &receives), [[len as u32]]);
-        pair.check(&receives[0], 0, seed, len);
+        pair.arrives(vec![send], receive, seed, len);
     }
 }
 
@@ -77,8 +73,7 @@ fn a_hundred_connections_of_one_listener_do_not_mix() {
     let sends: Vec<_> =
         pairs.iter_mut().enumerate().map(|(seed, pair)| pair.send(seed, 5000, 3)).collect();
     for (seed, (pair, send)) in pairs.iter_mut().zip(sends).enumerate() {
-        let receives = [pair.recv(&[(5000, 3)])];
-        assert_eq!(pair.finish(vec![send], &receives), [[5000]]);
-        pair.check(&receives[0], 0, seed, 5000);
+        let receive = pair.recv(&[(5000, 3)]);
+        pair.arrives(vec![send], receive, seed, 5000);
     }
 }

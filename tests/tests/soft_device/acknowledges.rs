@@ -3,7 +3,7 @@
 use invar_core::nic::{QpOptions, RecvWr, SendOpcode};
 use invar_linux::soft::AckDelay;
 
-use super::{carry, deliver, pair, target};
+use super::{carry, connect, deliver, pair, target};
 
 /// Settings under which acknowledges wait for a request to go with.
 const WAITS: AckDelay = AckDelay { waits_since_ns: 0, deferred_since_ns: u64::MAX };
@@ -42,8 +42,7 @@ fn acknowledges_of_many_queue_pairs_do_not_wait() {
     let [mut a, mut b] = pair("::1", 64, QpOptions::empty());
     for waiting in 1..20 {
         let qpns = [a.create_qp(), b.create_qp()];
-        a.start(qpns[0], b.address(), qpns[1], QpOptions::empty());
-        b.start(qpns[1], a.address(), qpns[0], QpOptions::empty());
+        connect([&mut a, &mut b], qpns);
         a.write(qpns[0], 8, target(&b));
         a.transmit(0);
         deliver(&mut a, &mut b, 1, |_| false);

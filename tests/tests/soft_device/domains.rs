@@ -4,7 +4,7 @@
 use invar_core::nic::{Access, Memory, QpOptions, QpTransition, WcStatus};
 use invar_linux::memory::HostMemory;
 
-use super::{End, carry, deliver, pair};
+use super::{End, carry, connect, deliver, pair};
 
 /// Ends `a` and `b`, where `b`'s queue pair has a domain of its own. Also returns memory that `b`
 /// registered in the domain that all of its connections share.
@@ -17,11 +17,10 @@ fn connected() -> ([End; 2], u32, u32, HostMemory) {
     let shared = std::mem::replace(&mut b.pd, pd);
     b.qpn = b.create_qp();
     b.pd = shared;
-    let (a_address, b_address) = (a.address(), b.address());
     a.device.modify_qp(a.qpn, &QpTransition::Reset).unwrap();
     a.qpn = a.create_qp();
-    a.start(a.qpn, b_address, b.qpn, QpOptions::empty());
-    b.start(b.qpn, a_address, a.qpn, QpOptions::empty());
+    let qpns = [a.qpn, b.qpn];
+    connect([&mut a, &mut b], qpns);
     ([a, b], pd, key, memory)
 }
 

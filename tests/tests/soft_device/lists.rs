@@ -72,9 +72,7 @@ fn messages_with_several_buffers_survive_losses_at_both_ends() {
     for opcode in [SendOpcode::Send, SendOpcode::RdmaWrite, SendOpcode::RdmaRead] {
         let [mut a, mut b] = pair("::1", 30_000, QpOptions::empty());
         let qpns = [create(&mut a), create(&mut b)];
-        let addresses = [a.address(), b.address()];
-        a.start(qpns[0], addresses[1], qpns[1], QpOptions::empty());
-        b.start(qpns[1], addresses[0], qpns[0], QpOptions::empty());
+        connect([&mut a, &mut b], qpns);
         for (end, seed) in [(&a, 1), (&b, 2)] {
             let content: Vec<u8> = (0..30_000u32).map(|i| (i * seed + i / 251) as u8).collect();
             end.memory.write_at(0, &content).unwrap();
@@ -110,9 +108,7 @@ fn messages_with_several_buffers_survive_losses_at_both_ends() {
 fn a_buffer_outside_of_registered_memory_fails_its_request_alone() {
     let [mut a, mut b] = pair("::1", 30_000, QpOptions::empty());
     let qpns = [create(&mut a), create(&mut b)];
-    let addresses = [a.address(), b.address()];
-    a.start(qpns[0], addresses[1], qpns[1], QpOptions::empty());
-    b.start(qpns[1], addresses[0], qpns[0], QpOptions::empty());
+    connect([&mut a, &mut b], qpns);
     let mut list = buffers(&a, [10, 10, 10]);
     list[2].addr = a.memory.addr() + 29_995;
     let (remote_addr, rkey) = target(&b);
@@ -142,9 +138,7 @@ fn a_shared_receive_may_have_more_buffers_than_the_receives_of_its_queue_pair() 
     let config = SrqConfig { pd: b.pd, receives_max: 4, sges_max: 3 };
     let srq = b.device.create_srq(&config).unwrap();
     let qpns = [create(&mut a), create_as(&mut b, |config| QpConfig { srq: Some(srq), ..config })];
-    let addresses = [a.address(), b.address()];
-    a.start(qpns[0], addresses[1], qpns[1], QpOptions::empty());
-    b.start(qpns[1], addresses[0], qpns[0], QpOptions::empty());
+    connect([&mut a, &mut b], qpns);
     let (from, to) = (buffers(&a, [1500, 7000, 500]), buffers(&b, [10, 2990, 6000]));
     b.device.post_srq_recv(srq, &RecvWr::default(), &to).unwrap();
     let (opcode, flags) = (SendOpcode::Send, SendFlags::SIGNALED);
@@ -169,9 +163,7 @@ fn a_shared_receive_has_the_memory_of_the_domain_of_its_queue_and_not_of_the_que
         b.device.post_srq_recv(srq, &RecvWr::default(), &to[..sges]).unwrap();
         let of_b = create_as(&mut b, |config| QpConfig { srq: Some(srq), ..config });
         let of_a = create(&mut a);
-        let addresses = [a.address(), b.address()];
-        a.start(of_a, addresses[1], of_b, QpOptions::empty());
-        b.start(of_b, addresses[0], of_a, QpOptions::empty());
+        connect([&mut a, &mut b], [of_a, of_b]);
         a.post(of_a, SendOpcode::Send, 10, (0, 0));
         let (sent, received) = run(&mut a, &mut b);
         let status = if is_of_queue { WcStatus::SUCCESS } else { WcStatus::LOC_PROT_ERR };

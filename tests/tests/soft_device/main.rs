@@ -114,6 +114,7 @@ impl End {
         qpn
     }
 
+    /// Connects a queue pair in state INIT.
     fn start(&mut self, qpn: u32, peer: SocketAddr, dest_qp_num: u32, options: QpOptions) {
         self.start_with(qpn, peer, dest_qp_num, options, None);
     }
@@ -177,13 +178,23 @@ impl End {
 }
 
 fn pair(ip: &str, len: usize, options: QpOptions) -> [End; 2] {
+    pair_with(ip, len, options, [None; 2])
+}
+
+fn pair_with(ip: &str, len: usize, options: QpOptions, keys: [Option<PacketKeys>; 2]) -> [End; 2] {
     let ip = ip.parse().unwrap();
     let mut ends = [End::new(ip, 4791, len), End::new(ip, 5000, len)];
     let (addresses, qpns) = (ends.each_ref().map(End::address), ends.each_ref().map(|e| e.qpn));
     for (i, end) in ends.iter_mut().enumerate() {
-        end.start(end.qpn, addresses[1 - i], qpns[1 - i], options);
+        end.start_with(end.qpn, addresses[1 - i], qpns[1 - i], options, keys[i]);
     }
     ends
+}
+
+/// Connects a queue pair of each end, both in state INIT.
+fn connect([a, b]: [&mut End; 2], qpns: [u32; 2]) {
+    a.start(qpns[0], b.address(), qpns[1], QpOptions::empty());
+    b.start(qpns[1], a.address(), qpns[0], QpOptions::empty());
 }
 
 /// Carries the sent datagrams to the other end and lets that answer. Datagrams that `lose` selects are

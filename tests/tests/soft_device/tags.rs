@@ -6,22 +6,15 @@ use invar_core::auth::Secret;
 use invar_core::nic::{PacketKeys, QpOptions, SendOpcode, WcStatus};
 use invar_testkit::pattern::pattern;
 
-use super::{End, PORTS, carry, deliver, ip_packet, pair, target};
+use super::{End, PORTS, carry, deliver, ip_packet, pair, pair_with, target};
 
 const TAG_BYTES: usize = 16;
 
 /// Two ends whose packets carry tags. Each of `keys` is the key for the packets of one end.
 fn tagged(ip: &str, len: usize, keys: [u8; 2], options: QpOptions) -> [End; 2] {
-    let ip = ip.parse().unwrap();
-    let mut ends = [End::new(ip, 4791, len), End::new(ip, 5000, len)];
-    let (addresses, qpns) = (ends.each_ref().map(End::address), ends.each_ref().map(|e| e.qpn));
     let [first, second] = keys.map(|key| Secret::new([key; 32]));
-    for (i, end) in ends.iter_mut().enumerate() {
-        let (send, recv) = if i == 0 { (first, second) } else { (second, first) };
-        let keys = Some(PacketKeys { send, recv });
-        end.start_with(end.qpn, addresses[1 - i], qpns[1 - i], options, keys);
-    }
-    ends
+    let keys = [(first, second), (second, first)];
+    pair_with(ip, len, options, keys.map(|(send, recv)| Some(PacketKeys { send, recv })))
 }
 
 #[test]

@@ -51,7 +51,6 @@ impl Docs {
         self.crates.get(krate)?["root"].as_u64()
     }
 
-    /// The item with `id` in the documentation of `krate`.
     pub(super) fn item(&self, krate: &str, id: u64) -> Option<&Value> {
         self.crates.get(krate)?["index"].get(id.to_string())
     }

@@ -32,7 +32,6 @@ pub(super) fn print_congestion_control() {
 /// The two ends of a stream: first the sender's, then the receiver's.
 pub(super) type Stream = (TcpStream, TcpStream);
 
-/// Opens a stream over loopback.
 pub(super) fn over_loopback() -> Result<Stream> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     let sender = TcpStream::connect(listener.local_addr()?)?;

@@ -23,7 +23,6 @@ const CORE_DEPENDENCIES: [&str; 10] = [
 /// links out as files that hold a path.
 const LICENCES: [&str; 2] = ["LICENSE-APACHE", "LICENSE-MIT"];
 
-/// Checks a package of the workspace in `root`.
 pub(super) fn check(root: &Path, package: &Package) -> Vec<String> {
     let name = &package.name;
     let mut findings = Vec::new();

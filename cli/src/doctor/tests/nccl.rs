@@ -21,9 +21,8 @@ fn a_plugin_that_is_named_and_missing() {
     let mut host = with(&[]);
     host.set("NCCL_NET_PLUGIN", "invar");
     assert_eq!(host.findings(), ["bad plugin-missing NCCL_NET_PLUGIN"]);
-    let report = host.examine();
     // A user of a package has no checkout of Invar.
-    assert!(report.finding("plugin-missing").mend.starts_with("eval \"$(invar env)\""));
+    assert!(host.mend("plugin-missing").starts_with("eval \"$(invar env)\""));
     host.set("NCCL_NET_PLUGIN", "/opt/none.so");
     assert_eq!(host.findings(), ["bad plugin-missing NCCL_NET_PLUGIN"]);
     let report = host.examine();
@@ -41,11 +40,7 @@ fn a_plugin_that_is_there_and_not_named() {
     let mut host = with(&["opt/invar/libnccl-net-invar.so"]);
     let plugin = path(&host, "opt/invar/libnccl-net-invar.so");
     assert_eq!(host.findings(), [format!("warn plugin-not-named {plugin}")]);
-    let report = host.examine();
-    assert_eq!(
-        report.finding("plugin-not-named").mend,
-        "export NCCL_NET_PLUGIN=invar NCCL_NET=Invar"
-    );
+    assert_eq!(host.mend("plugin-not-named"), "export NCCL_NET_PLUGIN=invar NCCL_NET=Invar");
     host.set("NCCL_NET_PLUGIN", "invar");
     assert_eq!(host.findings(), ["note net-not-named NCCL_NET"]);
     host.set("NCCL_NET", "invar");
@@ -100,8 +95,7 @@ fn libraries_of_nccl_that_are_old_or_hidden() {
     host.tree.file("opt/nccl/libnccl.so.2", "NCCL version 2.21.5+cuda12.4");
     host.set("LD_LIBRARY_PATH", "/opt/nccl");
     assert_eq!(host.findings(), [format!("note nccl-shadowed {old}")]);
-    let report = host.examine();
-    let what = &report.finding("nccl-shadowed").what;
+    let what = host.what("nccl-shadowed");
     assert!(
         what.starts_with("NCCL 2.12.7, which ") && what.ends_with(" (NCCL 2.21.5) hides"),
         "{what}"

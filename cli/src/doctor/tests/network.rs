@@ -24,8 +24,7 @@ fn an_interface_of_a_container_engine_that_is_chosen() {
     assert_eq!(host.findings(), ["warn interface-virtual virbr0"]);
     host.facts.interfaces.insert(1, interface("eth0", "10.0.0.7"));
     assert_eq!(host.findings(), ["warn interface-virtual-too virbr0"]);
-    let report = host.examine();
-    assert_eq!(report.finding("interface-virtual-too").mend, "export NCCL_SOCKET_IFNAME='=eth0'");
+    assert_eq!(host.mend("interface-virtual-too"), "export NCCL_SOCKET_IFNAME='=eth0'");
     host.set("NCCL_SOCKET_IFNAME", "=eth0");
     assert_eq!(host.findings(), [""; 0]);
     // A user who names an interface wants that interface.
@@ -71,12 +70,11 @@ fn a_setting_that_leaves_no_interface() {
     let mut host = StandIn::plain();
     host.set("NCCL_SOCKET_IFNAME", "ib0");
     assert_eq!(host.findings(), ["bad interface-none NCCL_SOCKET_IFNAME"]);
-    let report = host.examine();
-    assert_eq!(report.finding("interface-none").mend, "unset NCCL_SOCKET_IFNAME");
-    assert!(report.finding("interface-none").what.contains("eth0 (10.0.0.7)"));
+    assert_eq!(host.mend("interface-none"), "unset NCCL_SOCKET_IFNAME");
+    assert!(host.what("interface-none").contains("eth0 (10.0.0.7)"));
     host.facts.interfaces.push(interface("ib0", "10.2.0.1"));
     host.facts.interfaces[2].up = false;
-    assert!(host.examine().finding("interface-none").mend.starts_with("ip link set ib0 up"));
+    assert!(host.mend("interface-none").starts_with("ip link set ib0 up"));
 }
 
 #[test]
@@ -91,7 +89,7 @@ fn a_name_that_stands_for_loopback_or_for_nothing() {
     let mut host = StandIn::plain();
     host.facts.lookup = Lookup::Found(vec!["127.0.1.1".parse().unwrap()]);
     assert_eq!(host.findings(), ["note hostname-loopback node7"]);
-    assert!(host.examine().finding("hostname-loopback").mend.ends_with(": 10.0.0.7 node7"));
+    assert!(host.mend("hostname-loopback").ends_with(": 10.0.0.7 node7"));
     host.facts.lookup = Lookup::Failed("'node7' is not found".to_owned());
     assert_eq!(host.findings(), ["note hostname-unknown node7"]);
     host.facts.lookup = Lookup::TimedOut;
@@ -105,8 +103,7 @@ fn small_buffers_matter_to_the_transport_that_needs_them() {
     assert_eq!(host.findings(), ["note rmem-small net.core.rmem_max"]);
     host.set("INVAR_TRANSPORT", "soft");
     assert_eq!(host.findings(), ["warn rmem-small net.core.rmem_max"]);
-    let report = host.examine();
-    assert!(report.finding("rmem-small").mend.starts_with("sysctl -w net.core.rmem_max=16777216"));
+    assert!(host.mend("rmem-small").starts_with("sysctl -w net.core.rmem_max=16777216"));
     host.facts.forces_buffers = true;
     assert_eq!(host.findings(), [""; 0]);
     let host = StandIn::plain();
@@ -137,9 +134,8 @@ fn a_congestion_control_that_the_kernel_refuses() {
     let mut host = StandIn::plain();
     host.set("INVAR_SOCKET_CONGESTION", "bbr");
     assert_eq!(host.findings(), ["bad congestion-refused INVAR_SOCKET_CONGESTION"]);
-    let report = host.examine();
     assert_eq!(
-        report.finding("congestion-refused").mend,
+        host.mend("congestion-refused"),
         "sysctl -w net.ipv4.tcp_allowed_congestion_control='reno cubic bbr'   # for ever: a file in \
          /etc/sysctl.d"
     );

@@ -22,7 +22,7 @@ fn a_device_without_its_provider() {
     let mut host = StandIn::rdma();
     host.facts.libibverbs = Libibverbs::Lists(vec!["mlx5_1".to_owned()]);
     assert_eq!(host.findings(), ["bad provider-missing mlx5_0"]);
-    assert!(host.examine().finding("provider-missing").what.contains(" of the driver mlx5_core: "));
+    assert!(host.what("provider-missing").contains(" of the driver mlx5_core: "));
 }
 
 #[test]
@@ -31,7 +31,7 @@ fn a_kernel_without_ib_uverbs() {
     host.remove("sys/class/infiniband_verbs");
     host.facts.libibverbs = Libibverbs::Failed("ibv_get_device_list: ENOSYS".to_owned());
     assert_eq!(host.findings(), ["bad uverbs-missing"]);
-    assert_eq!(host.examine().finding("uverbs-missing").mend, "modprobe ib_uverbs");
+    assert_eq!(host.mend("uverbs-missing"), "modprobe ib_uverbs");
 }
 
 #[test]
@@ -41,15 +41,9 @@ fn a_container_without_the_files_of_rdma_devices() {
     host.tree.file(".dockerenv", "");
     host.facts.libibverbs = Libibverbs::Lists(Vec::new());
     assert_eq!(host.findings(), ["bad dev-infiniband-missing /dev/infiniband"]);
-    let report = host.examine();
-    assert!(
-        report
-            .finding("dev-infiniband-missing")
-            .mend
-            .starts_with("docker run --device=/dev/infiniband")
-    );
+    assert!(host.mend("dev-infiniband-missing").starts_with("docker run --device=/dev/infiniband"));
     host.remove(".dockerenv");
-    assert_eq!(host.examine().finding("dev-infiniband-missing").mend, "modprobe ib_uverbs");
+    assert_eq!(host.mend("dev-infiniband-missing"), "modprobe ib_uverbs");
 }
 
 #[test]
@@ -69,9 +63,8 @@ fn a_file_that_is_missing_or_refused() {
     host.remove("dev/infiniband/uverbs0");
     let both = "bad uverbs-file-missing /dev/infiniband/uverbs0 and 1 more";
     assert_eq!(host.findings(), [both]);
-    let report = host.examine();
     let what = "there is no file by which programs reach mlx5_0 and 1 more";
-    assert_eq!(report.finding("uverbs-file-missing").what, what);
+    assert_eq!(host.what("uverbs-file-missing"), what);
     host.tree.file("dev/infiniband/uverbs0", "");
     host.tree.file("dev/infiniband/uverbs1", "");
     host.facts.open_errno = Some(13);
@@ -82,13 +75,8 @@ fn a_file_that_is_missing_or_refused() {
             "bad uverbs-refused /dev/infiniband/uverbs1"
         ]
     );
-    let report = host.examine();
-    assert!(
-        report.finding("uverbs-refused").mend.starts_with("chmod a+rw /dev/infiniband/uverbs0")
-    );
-    assert!(
-        report.finding("uverbs-refused").what.contains("may not open mlx5_0: Permission denied")
-    );
+    assert!(host.mend("uverbs-refused").starts_with("chmod a+rw /dev/infiniband/uverbs0"));
+    assert!(host.what("uverbs-refused").contains("may not open mlx5_0: Permission denied"));
 }
 
 #[test]
@@ -120,7 +108,7 @@ fn a_card_without_its_driver() {
         ["0000:3b:00.0", "0000:5e:00.0"].map(|at| format!("{word} rdma-driver-missing {at}"))
     };
     assert_eq!(host.findings(), found("warn"));
-    assert_eq!(host.examine().finding("rdma-driver-missing").mend, "modprobe mlx5_ib");
+    assert_eq!(host.mend("rdma-driver-missing"), "modprobe mlx5_ib");
     host.pci("class", "0x020700");
     let [first, _] = found("bad");
     assert_eq!(host.findings()[0], first);
@@ -133,7 +121,7 @@ fn a_small_limit_on_locked_memory() {
     assert_eq!(host.findings(), ["bad memlock-limit RLIMIT_MEMLOCK"]);
     host.facts.memlock = Some(8 << 30);
     assert_eq!(host.findings(), ["warn memlock-limit RLIMIT_MEMLOCK"]);
-    assert!(host.examine().finding("memlock-limit").what.ends_with("may lock 8192 MiB of memory"));
+    assert!(host.what("memlock-limit").ends_with("may lock 8192 MiB of memory"));
     let mut host = StandIn::plain();
     host.facts.memlock = Some(64 << 10);
     assert_eq!(host.findings(), [""; 0]);
@@ -145,14 +133,11 @@ fn ports_that_are_down_are_worse_if_no_other_is_up() {
     host.port(1, "state", "1: DOWN");
     host.port(1, "phys_state", "3: Disabled");
     assert_eq!(host.findings(), ["warn port-down mlx5_1 port 1"]);
-    assert_eq!(host.examine().finding("port-down").mend, "ip link set roce1 up");
+    assert_eq!(host.mend("port-down"), "ip link set roce1 up");
     host.port(0, "state", "1: DOWN");
     host.port(0, "phys_state", "2: Polling");
     assert_eq!(host.findings(), ["bad port-down mlx5_0 port 1", "bad port-down mlx5_1 port 1"]);
-    let report = host.examine();
-    assert!(
-        report.finding("port-down").what.contains("no link (Polling): look at cable and switch")
-    );
+    assert!(host.what("port-down").contains("no link (Polling): look at cable and switch"));
 }
 
 #[test]
@@ -174,7 +159,7 @@ fn an_infiniband_port_without_a_subnet_manager() {
     host.port(0, "link_layer", "InfiniBand");
     host.port(0, "state", "2: INIT");
     assert_eq!(host.findings(), ["warn port-down mlx5_0 port 1"]);
-    assert!(host.examine().finding("port-down").mend.starts_with("systemctl start opensm"));
+    assert!(host.mend("port-down").starts_with("systemctl start opensm"));
 }
 
 #[test]
@@ -192,7 +177,7 @@ fn links_that_are_slower_than_they_could_be() {
     let host = StandIn::rdma();
     host.port(0, "rate", "25 Gb/sec (1X EDR)");
     assert_eq!(host.findings(), ["warn port-slow mlx5_0 port 1"]);
-    assert!(host.examine().finding("port-slow").what.starts_with("25 Gb/s, while mlx5_1 port 1, "));
+    assert!(host.what("port-slow").starts_with("25 Gb/s, while mlx5_1 port 1, "));
     host.port(0, "link_layer", "InfiniBand");
     assert_eq!(host.findings(), ["warn link-narrow mlx5_0 port 1"]);
     // Another model may be slower.
@@ -206,11 +191,11 @@ fn a_setting_that_names_no_device() {
     let mut host = StandIn::rdma();
     host.set("NCCL_IB_HCA", "mlx5_0,mlx5_7");
     assert_eq!(host.findings(), ["bad hca-unknown NCCL_IB_HCA"]);
-    assert_eq!(host.examine().finding("hca-unknown").what, "mlx5_7 is none of mlx5_0, mlx5_1");
+    assert_eq!(host.what("hca-unknown"), "mlx5_7 is none of mlx5_0, mlx5_1");
     host.set("NCCL_IB_HCA", "^mlx5");
     assert_eq!(host.findings(), ["bad hca-unknown NCCL_IB_HCA"]);
     host.set("NCCL_IB_HCA", "ib");
-    assert_eq!(host.examine().finding("hca-unknown").what, "ib is none of mlx5_0, mlx5_1");
+    assert_eq!(host.what("hca-unknown"), "ib is none of mlx5_0, mlx5_1");
     host.set("NCCL_IB_HCA", "=mlx5_1:1");
     assert_eq!(host.findings(), [""; 0]);
 }
@@ -305,10 +290,7 @@ fn a_port_with_link_local_gids_only() {
         host.gid(0, index, &["0000"; 8].join(":"), "RoCE v2");
     }
     assert_eq!(host.findings(), ["warn gid-link-local mlx5_0 port 1"]);
-    assert_eq!(
-        host.examine().finding("gid-link-local").mend,
-        "ip address add ADDRESS/LENGTH dev roce0"
-    );
+    assert_eq!(host.mend("gid-link-local"), "ip address add ADDRESS/LENGTH dev roce0");
 }
 
 #[test]
@@ -324,9 +306,8 @@ fn a_gid_whose_address_is_gone() {
     let host = StandIn::rdma();
     host.gid(0, 4, &format!("{V4}:0a01:00c8"), "RoCE v2");
     assert_eq!(host.findings(), ["warn gid-stale mlx5_0 port 1"]);
-    let report = host.examine();
     assert_eq!(
-        report.finding("gid-stale").what,
+        host.what("gid-stale"),
         "it has GIDs [4] 10.1.0.200, but roce0 no longer has these addresses"
     );
 }
@@ -352,9 +333,8 @@ fn a_gid_of_another_network_namespace() {
     let mut host = StandIn::rdma();
     host.facts.interfaces.retain(|interface| interface.name != "roce0");
     assert_eq!(host.findings(), ["bad gid-foreign mlx5_0 port 1"]);
-    let report = host.examine();
     assert_eq!(
-        report.finding("gid-foreign").what,
+        host.what("gid-foreign"),
         "it has GIDs [3] 10.1.0.1, but roce0 is not in this network namespace"
     );
 }

@@ -196,45 +196,30 @@ fn reset_drops_all_work_and_keeps_the_tuning() {
 
 #[test]
 fn unknown_local_memory_fails_in_its_turn() {
-    let (mut qp, mut host) = (qp(3), Host::default());
-    let flags = SendFlags::SIGNALED;
-    qp.post_send(&SendWr { flags, ..send(1) }, &mut host).unwrap();
-    let sge = Sge { addr: 0, length: 5, lkey: 9 };
-    qp.post_send(&SendWr { sge, ..send(2) }, &mut host).unwrap();
-    qp.post_send(&send(3), &mut host).unwrap();
-    let first = qp.poll_transmit(0, &mut host).unwrap();
-    assert_eq!(qp.poll_transmit(0, &mut host), None);
-    assert_eq!((qp.state(), host.0.len()), (QpState::Rts, 0));
+    for (opcode, answer) in [
+        (SendOpcode::Send, Opcode::ACKNOWLEDGE),
+        (SendOpcode::RdmaRead, Opcode::READ_RESPONSE_ONLY),
+    ] {
+        let (mut qp, mut host) = (qp(3), Host::default());
+        let flags = SendFlags::SIGNALED;
+        qp.post_send(&SendWr { opcode, flags, ..send(1) }, &mut host).unwrap();
+        let sge = Sge { addr: 0, length: 5, lkey: 9 };
+        qp.post_send(&SendWr { sge, ..send(2) }, &mut host).unwrap();
+        qp.post_send(&send(3), &mut host).unwrap();
+        let first = qp.poll_transmit(0, &mut host).unwrap();
+        assert_eq!(qp.poll_transmit(0, &mut host), None);
+        assert_eq!((qp.state(), host.0.len()), (QpState::Rts, 0));
 
-    let aeth = Aeth { syndrome: Syndrome::Ack { credits: 31 }, msn: 1 };
-    let bth = Bth { opcode: Opcode::ACKNOWLEDGE, dest_qp: 0x11, ..first.headers.bth };
-    let headers = Headers { bth, aeth: Some(aeth), ..Headers::default() };
-    qp.handle_packet(1, &Packet { headers, payload: &[], trailer: &[] }, &mut host);
-    let expected = [
-        (Queue::Send, 1, WcStatus::SUCCESS),
-        (Queue::Send, 2, WcStatus::LOC_PROT_ERR),
-        (Queue::Send, 3, WcStatus::WR_FLUSH_ERR),
-    ];
-    assert_eq!(host.0, expected);
-    assert_eq!(qp.state(), QpState::Err);
-}
-
-#[test]
-fn unknown_local_memory_fails_in_its_turn_behind_a_read_too() {
-    let (mut qp, mut host) = (qp(3), Host::default());
-    let read = SendWr { opcode: SendOpcode::RdmaRead, flags: SendFlags::SIGNALED, ..send(1) };
-    qp.post_send(&read, &mut host).unwrap();
-    let sge = Sge { addr: 0, length: 5, lkey: 9 };
-    qp.post_send(&SendWr { sge, ..send(2) }, &mut host).unwrap();
-    let request = qp.poll_transmit(0, &mut host).unwrap();
-    assert_eq!(qp.poll_transmit(0, &mut host), None);
-    assert_eq!((qp.state(), host.0.len()), (QpState::Rts, 0));
-
-    let aeth = Aeth { syndrome: Syndrome::Ack { credits: 31 }, msn: 1 };
-    let bth = Bth { opcode: Opcode::READ_RESPONSE_ONLY, dest_qp: 0x11, ..request.headers.bth };
-    let headers = Headers { bth, aeth: Some(aeth), ..Headers::default() };
-    qp.handle_packet(1, &Packet { headers, payload: &[], trailer: &[] }, &mut host);
-    let expected = [(Queue::Send, 1, WcStatus::SUCCESS), (Queue::Send, 2, WcStatus::LOC_PROT_ERR)];
-    assert_eq!(host.0, expected);
-    assert_eq!(qp.state(), QpState::Err);
+        let aeth = Aeth { syndrome: Syndrome::Ack { credits: 31 }, msn: 1 };
+        let bth = Bth { opcode: answer, dest_qp: 0x11, ..first.headers.bth };
+        let headers = Headers { bth, aeth: Some(aeth), ..Headers::default() };
+        qp.handle_packet(1, &Packet { headers, payload: &[], trailer: &[] }, &mut host);
+        let expected = [
+            (Queue::Send, 1, WcStatus::SUCCESS),
+            (Queue::Send, 2, WcStatus::LOC_PROT_ERR),
+            (Queue::Send, 3, WcStatus::WR_FLUSH_ERR),
+        ];
+        assert_eq!(host.0, expected, "{opcode:?}");
+        assert_eq!(qp.state(), QpState::Err);
+    }
 }

@@ -347,7 +347,6 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Posts an atomic.
     pub(super) fn post_atomic(
         &mut self,
         wr: &SendWr,

@@ -15,8 +15,8 @@ mod world;
 
 pub use abuse::abuse;
 pub use choices::Choices;
-pub use host::{Host, Memory};
+pub use host::{ADDR, Host, KEY, Memory};
 pub use link::Faults;
-pub use peer::{Attr, Peer};
+pub use peer::{ACK, Attr, MISSING, Peer};
 pub use script::{Op, Script};
 pub use world::{Outcome, run};

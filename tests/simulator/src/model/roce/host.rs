@@ -5,6 +5,11 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use invar_core::nic::{Access, Atomic, RecvWr, Wc, WcStatus};
 use invar_core::roce::qp::{AccessFault, Destination, Env, Payload, QpSide, Queue, Region};
 
+/// The key of [`Memory::open`].
+pub const KEY: u32 = 0x77;
+/// The address of [`Memory::open`].
+pub const ADDR: u64 = 0x10_0000;
+
 /// A registered region. Its lkey and rkey are equal.
 #[derive(Clone, Debug)]
 pub struct Memory {
@@ -25,7 +30,7 @@ impl Memory {
             | Access::REMOTE_WRITE
             | Access::REMOTE_READ
             | Access::REMOTE_ATOMIC;
-        Memory { key: 0x77, addr: 0x10_0000, access, bytes: vec![0; 16 * 1024] }
+        Memory { key: KEY, addr: ADDR, access, bytes: vec![0; 16 * 1024] }
     }
 }
 

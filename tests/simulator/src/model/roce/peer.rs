@@ -7,9 +7,14 @@ use invar_core::nic::{
     SendFlags, SendOpcode, SendWr, Sge, WcStatus,
 };
 use invar_core::roce::qp::{Destination, Qp, Transmit, Tuning};
-use invar_core::roce::{Aeth, Bth, Headers, Opcode, Packet, Psn, Syndrome};
+use invar_core::roce::{Aeth, Bth, Headers, NakCode, Opcode, Packet, Psn, Syndrome};
 
 use super::{Host, Memory};
+
+/// The acknowledge of a responder that does not count credits.
+pub const ACK: Syndrome = Syndrome::Ack { credits: 31 };
+/// The NAK of a responder that misses a packet.
+pub const MISSING: Syndrome = Syndrome::Nak(NakCode::PsnSequenceError);
 
 /// All attributes of an end. In pairs the peer's value comes second.
 #[derive(Clone, Copy, Debug)]
@@ -60,6 +65,11 @@ impl Attr {
     pub fn peer(&self) -> Attr {
         let swapped = |[ours, theirs]: [u32; 2]| [theirs, ours];
         Attr { qpns: swapped(self.qpns), psns: swapped(self.psns), ..*self }
+    }
+
+    /// Both ends of a connection with these attributes, in state RTS. Their memory is that of [`Peer::with_memory`].
+    pub fn pair(&self) -> [Peer; 2] {
+        [self, &self.peer()].map(Peer::with_memory)
     }
 
     /// The transitions from RESET to RTS.
@@ -152,34 +162,36 @@ impl Peer {
         self.qp.handle_packet(now, &packet, &mut self.host);
     }
 
-    /// Posts a signaled request between this end's first region and the peer's equal one.
-    pub fn post(&mut self, wr_id: u64, opcode: SendOpcode, length: u32) {
+    /// Sends all packets, and the other end receives them.
+    pub fn pass(&mut self, now: u64, to: &mut Peer) {
+        self.transmit_all(now).iter().for_each(|packet| to.receive(now, packet));
+    }
+
+    /// A signaled request between this end's first region and the peer's equal one.
+    fn request(&self, wr_id: u64, length: u32) -> SendWr {
         let Memory { key, addr, .. } = self.host.regions[0];
-        let wr = SendWr {
+        SendWr {
             wr_id,
             remote_addr: addr,
             sge: Sge { addr, length, lkey: key },
             rkey: key,
             imm_data: 0xcafe,
-            opcode,
             flags: SendFlags::SIGNALED,
             ..SendWr::default()
-        };
+        }
+    }
+
+    /// Posts a signaled request between this end's first region and the peer's equal one.
+    pub fn post(&mut self, wr_id: u64, opcode: SendOpcode, length: u32) {
+        let wr = SendWr { opcode, ..self.request(wr_id, length) };
         self.qp.post_send(&wr, &mut self.host).unwrap();
     }
 
     /// Posts a signaled atomic on the word at `offset` of the peer's first region. The result goes to the
     /// start of this end's equal one.
     pub fn post_atomic(&mut self, wr_id: u64, offset: u64, atomic: Atomic) {
-        let Memory { key, addr, .. } = self.host.regions[0];
-        let wr = SendWr {
-            wr_id,
-            remote_addr: addr + offset,
-            sge: Sge { addr, length: Atomic::BYTES, lkey: key },
-            rkey: key,
-            flags: SendFlags::SIGNALED,
-            ..SendWr::default()
-        };
+        let mut wr = self.request(wr_id, Atomic::BYTES);
+        wr.remote_addr += offset;
         let slot = self.qp.post_atomic(&wr, atomic, &mut self.host).unwrap();
         self.host.atomics.insert(slot, atomic);
     }
@@ -193,15 +205,7 @@ impl Peer {
 
     /// Posts a signaled datagram of the first bytes of this end's first region.
     pub fn post_datagram(&mut self, wr_id: u64, length: u32, to: Destination) {
-        let Memory { key, addr, .. } = self.host.regions[0];
-        let wr = SendWr {
-            wr_id,
-            sge: Sge { addr, length, lkey: key },
-            imm_data: 0xcafe,
-            opcode: SendOpcode::SendWithImm,
-            flags: SendFlags::SIGNALED,
-            ..SendWr::default()
-        };
+        let wr = SendWr { opcode: SendOpcode::SendWithImm, ..self.request(wr_id, length) };
         let slot = self.qp.post_send(&wr, &mut self.host).unwrap();
         self.host.destinations.insert(slot, to);
     }
