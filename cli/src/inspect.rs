@@ -25,7 +25,7 @@ use crate::output::{pretty_json, print};
 /// Each process with connections or ranks of communicators keeps a file in $XDG_RUNTIME_DIR/invar or
 /// /tmp/invar-UID. After a crash, a kill or a failed connection the file can still be read. Without an argument, the
 /// command lists these files. With INVAR_RECORDER=2 a process also keeps the times of each connection's last 40
-/// messages.
+/// messages. Of a link between ranks over TCP it keeps one direction.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Number of a process, or a file
@@ -382,7 +382,10 @@ fn details(shown: &Shown) -> String {
         if !connection.verdict.is_empty() {
             let _ = writeln!(text, "  last verdict: {}", connection.verdict);
         }
-        let last = connection.events.last().map_or(0, |event| event.unix_ns);
+        let events = connection.events.iter().map(|event| event.unix_ns);
+        let messages = connection.messages.iter().map(|message| message.asked_unix_ns);
+        // The times of events and of messages count back from the same time.
+        let last = events.chain(messages).max().unwrap_or(0);
         for ShownEvent { unix_ns, what, begun, done, untested } in &connection.events {
             let before = last.saturating_sub(*unix_ns) as f64 / 1e9;
             let _ = writeln!(
@@ -391,7 +394,7 @@ fn details(shown: &Shown) -> String {
                 0.0 - before
             );
         }
-        message_details(connection, &mut text);
+        message_details(connection, last, &mut text);
     }
     ranks.iter().for_each(|rank| rank_details(rank, &mut text));
     text
@@ -413,10 +416,9 @@ fn numbers(of: &ShownRecord) -> String {
     text + "\n"
 }
 
-/// The messages of a connection, a line each.
-fn message_details(connection: &ShownRecord, text: &mut String) {
+/// The messages of a connection, a line each. Their times count back from `last`.
+fn message_details(connection: &ShownRecord, last: i64, text: &mut String) {
     let what = if connection.role == "sender" { "send" } else { "receive" };
-    let last = connection.messages.last().map_or(0, |message| message.asked_unix_ns);
     for message in &connection.messages {
         let ShownMessage { number, request, tag, bytes, waited_us, .. } = message;
         let before = last.saturating_sub(message.asked_unix_ns) as f64 / 1e9;
@@ -453,5 +455,34 @@ fn rank_details(shown: &ShownRank, text: &mut String) {
             ),
             _ => writeln!(text),
         };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use invar_core::metrics::MemoryNumbers;
+    use invar_core::recorder::Header;
+    use invar_core::stall::Process;
+
+    use super::*;
+
+    #[test]
+    fn events_and_messages_count_back_from_the_latest_of_both() {
+        let (early, late) = (500_000_000, 2_000_000_000);
+        for (event_ns, asked_ns, lines) in [
+            (early, late, ["     -1.500 s  opened ", "      0.000000 s  send 0: "]),
+            (late, early, ["      0.000 s  opened ", "     -1.500000 s  send 0: "]),
+        ] {
+            let process = Process::new(7, "host");
+            let memory = MemoryNumbers::default();
+            let header = Header { process, unix_offset_ns: 0, memory };
+            let mut record = Record::new(Role::Sender, 1, "ends", EndView::default(), event_ns);
+            record.note_messages(&[MessageTimes { asked_ns, ..MessageTimes::default() }]);
+            let (path, records, ranks) = (PathBuf::new(), vec![(0, record)], Vec::new());
+            let recorded =
+                Recorded { path, user: 0, header, is_alive: false, records, ranks, damaged: 0 };
+            let text = details(&shown(&recorded));
+            assert!(lines.iter().all(|line| text.contains(line)), "{text}");
+        }
     }
 }

@@ -27,9 +27,10 @@ use clocks::{Correction, corrections, other_process};
 /// (NTP). The events of connections have a resolution of 50 ms. Of a rank of a communicator the trace has the last
 /// operations that moved 64 KiB or more, or that waited for another rank.
 ///
-/// If a process runs with INVAR_RECORDER=2, the trace has the last 40 messages of each of its connections too. A
-/// message is a bar from the program's first call to the test that finds the message done, with its size, tag and
-/// request. Messages that overlap are in different rows. A picture has no messages.
+/// If a process runs with INVAR_RECORDER=2, the trace has the last 40 messages of each of its connections too. Of a
+/// link between ranks over TCP it has one direction. A message is a bar from the program's first call to the test
+/// that finds the message done, with its size, tag and request. Messages that overlap are in different rows. A
+/// picture has no messages.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Numbers of processes, or files

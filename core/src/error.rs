@@ -234,7 +234,8 @@ impl fmt::Display for Error {
                 received(f, *got, *want)?;
                 f.write_str(match error {
                     StreamError::Os(101 | 113) => "; check the route and NCCL_SOCKET_IFNAME",
-                    StreamError::Os(110 | 112) => UNREACHED,
+                    StreamError::Os(110 | 112) if *stage == Stage::Connect => UNREACHED,
+                    StreamError::Os(110 | 112) => "; the host is down or cut off",
                     StreamError::Os(111) => {
                         "; nobody listens there: does the listener's process still run?"
                     }
@@ -298,9 +299,9 @@ impl From<NicError> for Error {
 /// Advice if TCP does not reach the peer.
 const UNREACHED: &str = "; the host is down, or a firewall drops TCP to that port (INVAR_PORT_RANGE, \
                          INVAR_CONNECT_TIMEOUT_MS)";
-/// Advice if TCP reaches the peer's host, and the peer says nothing.
-const UNANSWERED: &str = "; its host takes TCP: does its program still run, and does it poll the \
-                          connection (INVAR_CONNECT_TIMEOUT_MS)?";
+/// Advice if TCP has reached the peer, and the peer says nothing.
+const UNANSWERED: &str = "; TCP had reached its host: do host and program still run, and does the program \
+                          poll the connection (INVAR_CONNECT_TIMEOUT_MS)?";
 
 /// Writes how much of a message arrived, if the connection awaited one.
 fn received(f: &mut fmt::Formatter<'_>, got: u16, want: u16) -> fmt::Result {

@@ -284,8 +284,10 @@ params! {
     /// rendezvous, and each rank one for each link from another rank over the network. Each address with
     /// connections over a NIC needs one more, unless the range is a single port.
     INVAR_PORT_RANGE => port_range: PortRange = "0", Allowed::Ports;
-    /// A connection that is not complete after this time fails. Unless this is set, the plugin's connections wait for a
-    /// day, since NCCL's ranks may come late; its collNet does not.
+    /// A connection that is not complete after this time fails. If the peer's port refuses, TCP is tried for a tenth
+    /// of this time. If the peer's host does not answer, TCP is tried for all of it. Both end after 60 s, and the
+    /// last try may take 25 s more. Unless this is set, the plugin's connections wait for a day, since NCCL's ranks
+    /// may come late; its collNet does not.
     INVAR_CONNECT_TIMEOUT_MS => connect_timeout_ms: u32 = "30000", int(1, 86_400_000),
         unit: "ms";
     /// A connection whose queue pairs fail makes new ones, and sends again what has not arrived. The
@@ -304,7 +306,8 @@ params! {
     /// after twice the time. 0: never.
     INVAR_STALL_MS => stall_ms: u32 = "10000", int(0, 86_400_000), unit: "ms";
     /// Level of the flight recorder, which `invar inspect` and `invar trace` read. 0 keeps nothing, 1 keeps events. 2
-    /// also keeps the times of each connection's last 40 messages, for which every call takes longer.
+    /// also keeps the times of each connection's last 40 messages, for which every call takes longer. Of a link
+    /// between ranks over TCP it keeps one direction.
     INVAR_RECORDER => recorder: FlightRecorder = "1", int(0, 2);
     /// Shows the metrics of this user's processes for Prometheus: `127.0.0.1:PORT` or `unix:PATH` over HTTP,
     /// `file:PATH` in a file for node_exporter. Empty shows none. Needs INVAR_RECORDER=1 or 2.

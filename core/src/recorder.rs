@@ -25,7 +25,7 @@ pub use rank::{
     OPERATION_TEXT_BYTES, OPERATIONS, RANK_RECORD_BYTES, RankOperation, RankRecord, RankWait,
 };
 
-/// Bytes of a record without messages.
+/// Bytes of a record without messages, which are a page of its file.
 pub const RECORD_BYTES: usize = size_of::<RecordBytes>();
 /// Bytes of a record with messages.
 pub const RECORD_BYTES_MAX: usize = RECORD_BYTES + MESSAGES_BYTES;
@@ -130,14 +130,14 @@ pub struct Record {
 ///      | device | peer | end's | latency | device's | number | ahead | within  | number | rails | fail- |
 ///      |        |      | num-  | buckets | counters |        |       |         | of     | down  | overs |
 ///      |        |      | bers  |         |          |        |       |         | rails  |       |       |
-///      3808                 3816   3824
-///      | number of messages | turn |
+///      3808                 3816     4088   4096
+///      | number of messages | unused | turn |
 /// ```
 ///
 /// The peer's clock is ahead by `ahead`, give or take `within`; the latter has all bits set if that is unknown. If
-/// there are messages, [`MessagesBytes`] follow.
+/// there are messages, [`MessagesBytes`] follow on a page of their own.
 ///
-/// All turns are equal unless the writer is at work.
+/// Both turns are equal unless the writer is at work.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 struct RecordBytes {
@@ -166,10 +166,11 @@ struct RecordBytes {
     rails_down: U32,
     failovers: U64,
     messages_len: U64,
+    _unused: [u8; 272],
     turn_again: U64,
 }
 
-assert_eq_size!(RecordBytes, [u8; 3824]);
+assert_eq_size!(RecordBytes, [u8; 4096]);
 assert_eq_size!(ViewBytes, [u8; VIEW_BYTES]);
 
 /// Why bytes are no record.
@@ -388,8 +389,14 @@ impl Record {
         bytes
     }
 
-    /// Reads a record; `None` if nothing was ever written there. Text that cannot be printed becomes
-    /// question marks.
+    /// Whether messages follow the first [`RECORD_BYTES`] of a record.
+    pub fn has_messages(bytes: &[u8]) -> bool {
+        let record = RecordBytes::ref_from_prefix(bytes);
+        !RankRecord::is_one(bytes) && record.is_ok_and(|(b, _)| b.messages_len.get() != 0)
+    }
+
+    /// Reads a record; `None` if nothing was ever written there. From [`RECORD_BYTES`] it reads a record without its
+    /// messages. Text that cannot be printed becomes question marks.
     ///
     /// # Errors
     /// The bytes are no record.
@@ -412,7 +419,7 @@ impl Record {
             return Err(RecordError::Field { what, value: len as u64 });
         };
         let messages = match b.messages_len.get() {
-            0 => heapless::Vec::new(),
+            len if len == 0 || rest.is_empty() => heapless::Vec::new(),
             len => {
                 let (b, _) = MessagesBytes::ref_from_prefix(rest).map_err(|_| short())?;
                 b.parse(len, turn)?

@@ -15,8 +15,8 @@ fuzz_target!(|bytes: &[u8]| {
     let mut whole = bytes.to_vec();
     whole.resize(RECORD_BYTES_MAX, 0);
     // Equal turns, or all but a few inputs would be torn.
-    for end in [RECORD_BYTES, RECORD_BYTES_MAX] {
-        whole.copy_within(..8, end - 8);
+    for turn_at in [RECORD_BYTES - 8, RECORD_BYTES, RECORD_BYTES_MAX - 8] {
+        whole.copy_within(..8, turn_at);
     }
     if let Ok(Some(record)) = Record::parse(&whole) {
         assert_eq!(Record::parse(&record.to_bytes(1)), Ok(Some(record)));

@@ -269,8 +269,7 @@ impl Error {
         let why = match ends.stall {
             Some(verdict) => verdict.to_string(),
             None => format!(
-                "does the other end post its half with the same tag? `invar inspect {}` shows what each \
-                 end waits for",
+                "`invar inspect {}` shows what this end waits for, and on the peer's host what the other end does",
                 std::process::id()
             ),
         };

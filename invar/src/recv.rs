@@ -230,7 +230,8 @@ impl RecvComm {
     /// # Errors
     /// A timeout, after which the request is still under way; or an error of [`RecvComm::test`].
     pub fn wait(&mut self, request: &Request, timeout: Duration) -> Result<Received, Error> {
-        wait(self, "a receive", timeout, |comm| comm.test(request))
+        let what = if self.flushes.is_ours(request) { "a flush" } else { "a receive" };
+        wait(self, what, timeout, |comm| comm.test(request))
     }
 
     /// Waits like [`RecvComm::wait`], on any executor and without a deadline.

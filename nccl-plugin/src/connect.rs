@@ -285,7 +285,7 @@ unsafe fn go_on_connecting(
         let (device, seconds) = (&trying.device.info().name, trying.begun.elapsed().as_secs());
         log::warn!(
             "connect: {device} has waited for {} for {seconds} s: the rank there may not have called `accept` yet, \
-             and NCCL waits for ranks that come late",
+             as NCCL waits for ranks that come late, or TCP does not reach it (NCCL_DEBUG=INFO)",
             trying.peer
         );
     }

@@ -104,8 +104,9 @@ mod tests {
         let set = [("NCCL_IB_TC", "0"), ("NCCL_IB_SL", "3"), ("INVAR_CONNECT_TIMEOUT_MS", "30000")];
         assert_eq!(applied(5, &set), ["0", "3", "30000"]);
     }
+
     #[test]
-    fn a_class_out_of_range_ends_a_connection_and_no_context() {
+    fn a_traffic_class_out_of_range_is_refused_by_the_connection_and_not_by_the_context() {
         for class in [256, 1000, c_int::MAX, -2, c_int::MIN] {
             let config = CommConfig { traffic_class: class };
             let context = Context::from_ptr(Context::new(Some(&config)).to_ptr()).ok().unwrap();

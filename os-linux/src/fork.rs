@@ -11,7 +11,7 @@
 use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Once;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// Descriptors with this number or a higher one stay open in children.
 const FDS: usize = 1 << 20;
@@ -19,6 +19,10 @@ const WORD_BITS: usize = u64::BITS as usize;
 
 /// Number of forks that lead from the first process with this library to this process.
 static FORKS: AtomicU64 = AtomicU64::new(0);
+
+/// Number of callers at all listeners of this process that have not proved themselves. A child of `fork` begins
+/// with 0, although it has copies of its parent's listeners.
+pub(crate) static CALLERS: AtomicUsize = AtomicUsize::new(0);
 
 /// The process that made a value. A child of `fork` has a copy of the value and must not use it.
 #[derive(Clone, Copy, Debug)]
@@ -105,10 +109,11 @@ fn place(fd: RawFd) -> Option<(&'static AtomicU64, u64)> {
     Some((SOCKETS.get(fd / WORD_BITS)?, 1 << (fd % WORD_BITS)))
 }
 
-/// Counts the fork and replaces the sockets, in a child of `fork`. The child has one thread, and locks that other
-/// threads of the parent held stay locked: only system calls are possible.
+/// Counts the fork, forgets the callers and replaces the sockets, in a child of `fork`. The child has one thread, and
+/// locks that other threads of the parent held stay locked: only system calls are possible.
 extern "C" fn in_child() {
     FORKS.fetch_add(1, Ordering::Relaxed);
+    CALLERS.store(0, Ordering::Relaxed);
     let mut nothing = -1;
     for (at, word) in SOCKETS.iter().enumerate() {
         // Words that are not written stay one page.
@@ -208,6 +213,22 @@ mod tests {
         assert_eq!(is_current, [0, 1]);
         assert!(owner.is_current());
         assert_eq!(owner.id(), std::process::id());
+    }
+
+    #[test]
+    fn a_child_does_not_count_the_callers_of_its_parent() {
+        handle_forks();
+        // Listeners of other tests may count too.
+        CALLERS.fetch_add(1, Ordering::Relaxed);
+        let (mut told, tell) = UnixStream::pair().unwrap();
+        let _child = fork(|| {
+            let has_none = CALLERS.load(Ordering::Relaxed) == 0;
+            let _ = (&tell).write(&[u8::from(has_none)]);
+        });
+        let mut has_none = [9];
+        told.read_exact(&mut has_none).unwrap();
+        assert_eq!(has_none, [1]);
+        assert!(CALLERS.fetch_sub(1, Ordering::Relaxed) >= 1);
     }
 
     #[test]

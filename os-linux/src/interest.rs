@@ -7,12 +7,9 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::time::Duration;
 
-use invar_core::conn::AwaitedStream;
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::io::Errno;
-
-use crate::tcp::OobStream;
 
 /// Number of descriptors that one call takes note of.
 const BATCH: usize = 16;
@@ -53,25 +50,6 @@ impl Interest {
     /// Arms a descriptor that can become writable.
     pub fn writable(&mut self, fd: impl AsFd) {
         self.arm(fd.as_fd(), EventFlags::OUT);
-    }
-
-    /// Arms the streams for which an end waits while its connection is made. Only time ends the pause of a stream
-    /// that will call again.
-    pub fn awaited<'a>(&mut self, awaited: impl IntoIterator<Item = AwaitedStream<'a, OobStream>>) {
-        for stream in awaited {
-            match stream {
-                AwaitedStream::Bytes(stream) => self.readable(stream),
-                AwaitedStream::Room(stream) if stream.is_pausing() => self.blind(),
-                AwaitedStream::Room(stream) => {
-                    // The socket may have the number of an earlier one, which the kernel's set has no more.
-                    let fd = stream.as_fd().as_raw_fd();
-                    if let Some(known) = self.known.iter_mut().find(|known| known.fd == fd) {
-                        known.is_armed = false;
-                    }
-                    self.writable(stream);
-                }
-            }
-        }
     }
 
     /// Arms the descriptor of a connection that may end. If its end has woken the waiter already, the waiter must look

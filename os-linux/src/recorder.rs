@@ -6,7 +6,7 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fs::{self, DirBuilder, File, Metadata, OpenOptions, TryLockError};
-use std::io::{self, ErrorKind, Read};
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -21,7 +21,7 @@ use invar_core::stall::Process;
 use crate::clock::now_ns;
 
 /// Bytes of each record in a file, and of the header. The second page has only messages of a connection. Without
-/// messages nobody writes it, so it is a hole in the file and takes no memory.
+/// messages nobody writes or reads it, so it is a hole in the file and takes no memory.
 const PLACE_BYTES: usize = 2 * PAGE_BYTES;
 const PAGE_BYTES: usize = 4096;
 /// The most connections and ranks of a process that are recorded at one time.
@@ -32,8 +32,8 @@ const PLACES_KEPT: usize = 256;
 const DEAD_KEPT: usize = 16;
 /// The most files that a reader looks at in a directory: whoever owns the directory could make more and more.
 const FILES_MAX: usize = 4096;
-/// The most bytes of a file that a reader reads.
-const FILE_BYTES_MAX: u64 = (PLACE_BYTES * (1 + PLACES)) as u64;
+/// The number of times that a reader reads a place, since the writer may be at work.
+const TRIES: usize = 4;
 /// The most bytes of files that a [`Reader`] reads of each other user.
 pub const OTHERS_BYTES_MAX: u64 = 64 << 20;
 /// The most files of one process number, which differ if containers share a directory.
@@ -41,7 +41,7 @@ const SAME_PID_MAX: u32 = 16;
 
 const _: () = assert!(
     RECORD_BYTES_MAX <= PLACE_BYTES
-        && RECORD_BYTES <= PAGE_BYTES
+        && RECORD_BYTES == PAGE_BYTES
         && RANK_RECORD_BYTES <= PAGE_BYTES
         && HEADER_BYTES <= PAGE_BYTES
 );
@@ -232,15 +232,15 @@ fn remove_dead(dir: &Path) {
 pub struct Reader {
     /// The user who reads, and who has no budget.
     user: u32,
-    /// The bytes of each other user's files so far.
-    read: HashMap<u32, u64>,
+    /// The bytes that may still be read of each other user's files.
+    left: HashMap<u32, u64>,
     left_out: usize,
 }
 
 impl Reader {
     /// Creates a reader for the user of this process.
     pub fn of_this_user() -> Self {
-        Reader { user: rustix::process::geteuid().as_raw(), read: HashMap::new(), left_out: 0 }
+        Reader { user: rustix::process::geteuid().as_raw(), left: HashMap::new(), left_out: 0 }
     }
 
     /// Reads a file, as [`read`] does.
@@ -249,17 +249,18 @@ impl Reader {
     /// Fails as [`read`] does. It also fails if the file's user has no budget left.
     pub fn read(&mut self, path: &Path) -> io::Result<Recorded> {
         let (file, of) = open(path)?;
-        if of.uid() != self.user {
-            let read = self.read.entry(of.uid()).or_default();
-            let len = of.len().min(FILE_BYTES_MAX);
-            if *read + len > OTHERS_BYTES_MAX {
-                self.left_out += 1;
-                let text = format!("user {} has too many bytes in such files", of.uid());
-                return Err(io::Error::other(text));
+        let mut unlimited = u64::MAX;
+        let left = match of.uid() == self.user {
+            true => &mut unlimited,
+            false => self.left.entry(of.uid()).or_insert(OTHERS_BYTES_MAX),
+        };
+        read_open(path, &file, &of, left).map_err(|error| {
+            if error.kind() != ErrorKind::QuotaExceeded {
+                return error;
             }
-            *read += len;
-        }
-        read_open(path, &file, &of)
+            self.left_out += 1;
+            io::Error::other(format!("user {} has too many bytes in such files", of.uid()))
+        })
     }
 
     /// Returns the number of files that were not read, because their users had no budget left.
@@ -275,7 +276,8 @@ impl Reader {
 /// The file cannot be read, or is no recorder's file. The error says which.
 pub fn read(path: &Path) -> io::Result<Recorded> {
     let (file, of) = open(path)?;
-    read_open(path, &file, &of)
+    let mut unlimited = u64::MAX;
+    read_open(path, &file, &of, &mut unlimited)
 }
 
 fn invalid(text: String) -> io::Error {
@@ -289,33 +291,25 @@ fn open(path: &Path) -> io::Result<(File, Metadata)> {
     if of.is_file() { Ok((file, of)) } else { Err(invalid("it is no file".to_owned())) }
 }
 
-/// Reads as many bytes of a file as it had when it was opened.
-fn read_open(path: &Path, file: &File, of: &Metadata) -> io::Result<Recorded> {
-    let len = of.len().min(FILE_BYTES_MAX);
-    let mut bytes = Vec::with_capacity(len as usize);
-    file.take(len).read_to_end(&mut bytes)?;
-    let header = Header::parse(&bytes).map_err(|error| invalid(error.to_string()))?;
+/// Reads the places that a file had when it was opened, and takes the bytes that it reads from those that are left.
+fn read_open(path: &Path, file: &File, of: &Metadata, left: &mut u64) -> io::Result<Recorded> {
+    let places =
+        of.len().div_ceil(PLACE_BYTES as u64).saturating_sub(1).min(PLACES as u64) as usize;
+    // A file that does not fit takes nothing from the files after it.
+    if *left < (PAGE_BYTES * (1 + places)) as u64 {
+        return Err(ErrorKind::QuotaExceeded.into());
+    }
+    let mut pages = Pages { file, left };
+    let mut header = [0; PAGE_BYTES];
+    let len = pages.read(0, &mut header)?;
+    let header = Header::parse(&header[..len]).map_err(|error| invalid(error.to_string()))?;
     let (mut records, mut ranks, mut damaged) = (Vec::new(), Vec::new(), 0);
-    for (number, place) in bytes.chunks(PLACE_BYTES).skip(1).enumerate() {
-        let mut parsed = Parsed::of(place);
-        for _ in 0..3 {
-            if parsed.is_ok() {
-                break;
-            }
-            // The writer may have been at work.
-            let mut again = [0; PLACE_BYTES];
-            let at = PLACE_BYTES * (1 + number);
-            // The last place may be shorter.
-            if file.read_at(&mut again, at as u64).is_err() {
-                break;
-            }
-            parsed = Parsed::of(&again);
-        }
-        match parsed {
-            Ok(Parsed::End(record)) => records.push((number, *record)),
-            Ok(Parsed::Rank(rank)) => ranks.push((number, *rank)),
-            Ok(Parsed::Nothing) => {}
-            Err(_) => damaged += 1,
+    for number in 0..places {
+        match pages.place(number)? {
+            Some(Parsed::End(record)) => records.push((number, *record)),
+            Some(Parsed::Rank(rank)) => ranks.push((number, *rank)),
+            Some(Parsed::Nothing) => {}
+            None => damaged += 1,
         }
     }
     let is_alive = !is_unlocked(file);
@@ -328,6 +322,41 @@ fn read_open(path: &Path, file: &File, of: &Metadata) -> io::Result<Recorded> {
         ranks,
         damaged,
     })
+}
+
+/// A file that is read page by page.
+struct Pages<'a> {
+    file: &'a File,
+    /// The bytes that may still be read.
+    left: &'a mut u64,
+}
+
+impl Pages<'_> {
+    /// Reads a page. Returns the number of its bytes, which are fewer at the end of the file.
+    fn read(&mut self, at: usize, page: &mut [u8]) -> io::Result<usize> {
+        let left = self.left.checked_sub(page.len() as u64);
+        *self.left = left.ok_or(ErrorKind::QuotaExceeded)?;
+        self.file.read_at(page, at as u64)
+    }
+
+    /// Reads a place. Returns `None` if the place is damaged. If the messages of a record belong to another write,
+    /// reads the record without them: a kill may end a write between two pages.
+    fn place(&mut self, number: usize) -> io::Result<Option<Parsed>> {
+        let at = PLACE_BYTES * (1 + number);
+        let mut bytes = [0; PLACE_BYTES];
+        let mut first = 0;
+        for _ in 0..TRIES {
+            first = self.read(at, &mut bytes[..PAGE_BYTES])?;
+            let second = match Record::has_messages(&bytes[..first]) {
+                true => self.read(at + PAGE_BYTES, &mut bytes[PAGE_BYTES..])?,
+                false => 0,
+            };
+            if let Ok(parsed) = Parsed::of(&bytes[..first + second]) {
+                return Ok(Some(parsed));
+            }
+        }
+        Ok(Parsed::of(&bytes[..first]).ok())
+    }
 }
 
 /// A place in a file, as a reader finds it.

@@ -38,6 +38,8 @@ const FRESH: Duration = Duration::from_millis(200);
 const RENDER_SHARE: u32 = 20;
 /// Time between two tries to listen, and between two writes of a file.
 const EVERY: Duration = Duration::from_secs(2);
+/// Time between two looks at who listens at a place that is taken. A host with many connections has long tables.
+const LOOK_EVERY: Duration = Duration::from_secs(30);
 
 /// Where scrapers find the text.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,10 +67,53 @@ struct Text<R> {
     made: Option<(Instant, String)>,
 }
 
+/// The reason why this process does not show the text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Failed {
+    /// Another process of this user shows its metrics at the place.
+    ShownByOurs,
+    /// Another program or user listens at the place.
+    Taken,
+    Os(ErrorKind),
+}
+
+/// The last failure that the log tells of, and when this process last looked who listens at the place.
+#[derive(Default)]
+struct Told {
+    failed: Option<Failed>,
+    looked: Option<Instant>,
+}
+
+impl Told {
+    /// Returns the failure if the log does not tell of it yet. Another user may take the place when a process of this
+    /// user has left it, so the call looks again from time to time.
+    fn news(
+        &mut self,
+        kind: ErrorKind,
+        now: Instant,
+        shows_ours: impl FnOnce() -> bool,
+    ) -> Option<Failed> {
+        let failed = match kind {
+            ErrorKind::AddrInUse => {
+                if self.looked.is_some_and(|looked| now.duration_since(looked) < LOOK_EVERY) {
+                    return None;
+                }
+                self.looked = Some(now);
+                if shows_ours() { Failed::ShownByOurs } else { Failed::Taken }
+            }
+            kind => {
+                self.looked = None;
+                Failed::Os(kind)
+            }
+        };
+        (self.failed.replace(failed) != Some(failed)).then_some(failed)
+    }
+}
+
 /// Shows the text of `render` for ever. Only one process can listen at a place; others wait until it ends.
 pub fn show(place: &Endpoint, render: impl FnMut() -> String) -> ! {
     let mut text = Text { render, made: None };
-    let mut told = None;
+    let mut told = Told::default();
     loop {
         let shown = match place {
             Endpoint::File(path) => write(path, &text_format(text.get())),
@@ -77,22 +122,19 @@ pub fn show(place: &Endpoint, render: impl FnMut() -> String) -> ! {
             }
         };
         match shown {
-            Err(error) if told != Some(error.kind()) => {
-                told = Some(error.kind());
-                match error.kind() {
-                    ErrorKind::AddrInUse if shows_ours(place) => log::info!(
-                        "metrics at {place}: another process of this user shows them, with those of all \
-                         processes whose recorders it finds"
-                    ),
-                    ErrorKind::AddrInUse => log::warn!(
-                        "no metrics at {place}: another program or user listens there; choose another place \
-                         in INVAR_METRICS"
-                    ),
-                    _ => log::warn!("no metrics at {place}: {error}"),
-                }
-            }
-            Err(_) => {}
-            Ok(()) => told = None,
+            Err(error) => match told.news(error.kind(), Instant::now(), || shows_ours(place)) {
+                None => {}
+                Some(Failed::ShownByOurs) => log::info!(
+                    "metrics at {place}: another process of this user shows them, with those of all \
+                     processes whose recorders it finds"
+                ),
+                Some(Failed::Taken) => log::warn!(
+                    "no metrics at {place}: another program or user listens there; choose another place in \
+                     INVAR_METRICS"
+                ),
+                Some(Failed::Os(_)) => log::warn!("no metrics at {place}: {error}"),
+            },
+            Ok(()) => told = Told::default(),
         }
         thread::sleep(EVERY);
     }
@@ -372,6 +414,21 @@ mod tests {
             other.accept().unwrap().0.write_all(b"HTTP/1.1 200 OK\r\nServer: dcgm\r\n\r\n")
         });
         assert!(!shows_ours(&others));
+    }
+
+    #[test]
+    fn a_place_that_another_user_takes_after_a_process_of_this_user_is_told_of() {
+        let (start, mut told) = (Instant::now(), Told::default());
+        let mut news =
+            |s, kind, is_ours| told.news(kind, start + Duration::from_secs(s), || is_ours);
+        assert_eq!(news(0, ErrorKind::AddrInUse, true), Some(Failed::ShownByOurs));
+        assert_eq!(news(29, ErrorKind::AddrInUse, false), None, "not looked at yet");
+        assert_eq!(news(30, ErrorKind::AddrInUse, false), Some(Failed::Taken));
+        assert_eq!(news(60, ErrorKind::AddrInUse, false), None, "told already");
+        let denied = ErrorKind::PermissionDenied;
+        assert_eq!(news(61, denied, false), Some(Failed::Os(denied)));
+        assert_eq!(news(62, denied, false), None);
+        assert_eq!(news(63, ErrorKind::AddrInUse, true), Some(Failed::ShownByOurs));
     }
 
     #[test]

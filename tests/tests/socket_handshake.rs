@@ -3,7 +3,7 @@
 
 use invar_core::conn::stage::Stage;
 use invar_core::conn::wire::TIME_BYTES;
-use invar_core::conn::{Stream, StreamError};
+use invar_core::conn::{AwaitedStream, Stream, StreamError};
 use invar_core::error::{Error, ErrorKind};
 use invar_core::peer_clock::PeerClock;
 use invar_core::socket::{
@@ -184,6 +184,30 @@ fn a_socket_that_closes_before_its_hello_is_refused() {
         want: HELLO_BYTES as u16,
     };
     assert_eq!(refused(&mut pending, 0).error, closed(7));
+}
+
+#[test]
+fn a_peer_that_ends_before_its_connection_is_complete_is_refused_at_once() {
+    for ends in 0..2 {
+        let mut pending = pending();
+        let mut callers = Vec::from([0, 1].map(|i| caller(&mut pending, &hello(i, 3, 1))));
+        assert!(pending.poll(0).unwrap().is_none());
+        let awaited = pending.awaited();
+        assert_eq!(awaited.filter(|of| matches!(of, AwaitedStream::Bytes(_))).count(), 2);
+        drop(callers.remove(ends));
+        let (got, want) = (HELLO_BYTES as u16, HELLO_BYTES as u16);
+        let closed = Error::Stream { stage: Stage::Recv, error: StreamError::Closed, got, want };
+        assert_eq!(refused(&mut pending, 0).error, closed);
+        assert_eq!(callers[0].recv(&mut [0]), Err(StreamError::Closed), "it hears of it");
+        assert_eq!(pending.awaited().count(), 0);
+    }
+}
+
+#[test]
+fn a_socket_that_says_more_than_hello_before_the_answer_is_refused() {
+    let mut pending = pending();
+    let _control = caller(&mut pending, &[&hello(0, 2, 1)[..], &[7]].concat());
+    assert_eq!(refused(&mut pending, 0).error, Error::Unexpected);
 }
 
 #[test]

@@ -39,12 +39,21 @@ fn all_bytes_of_a_peers_region_and_its_last_byte_alone_can_be_written() {
 }
 
 #[test]
-fn our_own_memory_that_may_not_be_written() {
-    let [a, b] = pair();
-    let (mr, ..) = a.register(&a.buffer.memory, Access::REMOTE_READ);
-    let wr = a.work(SendOpcode::RdmaRead, 8, &b);
-    a.post(&SendWr { sge: Sge { lkey: mr.lkey(), ..wr.sge }, ..wr });
-    assert_eq!(a.wait().status, WcStatus::LOC_PROT_ERR);
+fn our_own_memory_that_is_not_registered_for_it() {
+    for case in 0..3 {
+        let [a, b] = pair();
+        let (mr, ..) = a.register(&a.buffer.memory, Access::REMOTE_READ);
+        let [write, read] =
+            [SendOpcode::RdmaWrite, SendOpcode::RdmaRead].map(|opcode| a.work(opcode, 8, &b));
+        let (wr, sge) = match case {
+            0 => (write, Sge { lkey: 5, ..write.sge }),
+            1 => (write, Sge { addr: write.sge.addr + LEN as u64 - 7, ..write.sge }),
+            _ => (read, Sge { lkey: mr.lkey(), ..read.sge }),
+        };
+        a.post(&SendWr { sge, ..wr });
+        let outcome = (a.wait().status, a.qp.state());
+        assert_eq!(outcome, (WcStatus::LOC_PROT_ERR, QpState::Err), "case {case}");
+    }
 }
 
 #[test]

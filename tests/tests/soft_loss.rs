@@ -1,10 +1,13 @@
 //! Over a network that loses, doubles, delays and damages packets, every message still arrives once and
 //! whole. This holds in both modes and both directions.
 
-use invar_core::nic::{QpOptions, SendOpcode, WcOpcode, WcStatus};
+use invar_core::conn::CommSettings;
+use invar_core::nic::{Nic, QpOptions, SendFlags, SendOpcode, SendWr, WcOpcode, WcStatus};
 use invar_linux::soft::{ImpairmentConfig, SoftConfig, SoftNic};
+use invar_testkit::duo::{self, Buffer};
 use invar_testkit::end::{End, Link};
 use invar_testkit::pattern::pattern;
+use invar_testkit::wait::until;
 
 const MESSAGES: usize = 24;
 const LEN: usize = 100_001;
@@ -56,4 +59,57 @@ fn in_order_mode() {
 #[test]
 fn in_adaptive_routing_mode() {
     verbs(QpOptions::ICRC_MASKS_IP_ID | QpOptions::ADAPTIVE_ROUTING);
+}
+
+#[test]
+fn many_requests_at_once_complete_in_order() {
+    for options in [QpOptions::empty(), QpOptions::ADAPTIVE_ROUTING] {
+        let nics = [open(21), open(22)];
+        let [a, b] = End::pair([&nics[0], &nics[1]], LEN, &Link { options, ..Link::default() });
+        let wr = a.work(SendOpcode::RdmaWrite, 10_000, &b);
+        for wr_id in 0..60 {
+            let flags = if wr_id % 3 == 2 { SendFlags::SIGNALED } else { SendFlags::empty() };
+            a.post(&SendWr { wr_id, flags, ..wr });
+        }
+        for wr_id in (2..60).step_by(3) {
+            let done = a.wait();
+            assert_eq!((done.wr_id, done.status), (wr_id, WcStatus::SUCCESS));
+        }
+        assert!(a.has_none());
+    }
+}
+
+#[test]
+fn a_whole_connection_of_the_protocol() {
+    let nics = [open(31), open(32)];
+    let settings = CommSettings { qps: 2, ..CommSettings::default() };
+    let mut duo = duo::connect([&nics[0], &nics[1]], [settings; 2], || ()).unwrap();
+    let len = 40_000;
+    let source = Buffer::new(&nics[0], &duo.send_pd, len);
+    let target = Buffer::new(&nics[1], &duo.recv_pd, len);
+    for i in 0..MESSAGES {
+        let sent = &pattern(i, LEN)[..len];
+        source.memory.write_at(0, sent).unwrap();
+        let receive = duo.irecv(&[target.room(0, len as u32, 9)]);
+        let buf = source.message(0, len as u32);
+        let mut send = None;
+        let (mut sent_len, mut received) = (None, None);
+        until("message", || {
+            nics[0].progress();
+            if send.is_none() {
+                send = duo.send.isend(&buf, 9).unwrap();
+            }
+            if let Some(send) = &send
+                && sent_len.is_none()
+            {
+                sent_len = duo.send.test(send).unwrap();
+            }
+            if received.is_none() {
+                received = duo.recv.test(&receive).unwrap().map(<[u32]>::to_vec);
+            }
+            sent_len.is_some() && received.is_some()
+        });
+        assert_eq!(received.unwrap(), [len as u32]);
+        assert!(target.read(0, len) == sent, "message {i}");
+    }
 }

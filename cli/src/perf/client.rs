@@ -24,6 +24,8 @@ use crate::output::{OutputFile, Outputs};
 
 /// Time between two polls of connections that are not complete.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
+/// Time for the server's own reason after a failure at this end. A server whose call is refused fails after 3 s.
+const REASON_WITHIN: Duration = Duration::from_secs(3);
 
 /// The outputs to show beside the table.
 #[derive(Default)]
@@ -108,7 +110,7 @@ pub(super) fn run(
             return failure;
         }
         // The server may know the cause, or may hear of the failure from this end alone.
-        match control.recv(Duration::from_millis(300)) {
+        match control.recv(REASON_WITHIN) {
             Ok(Reply::Failed { text, has_heard: there }) => {
                 has_heard[1] = there;
                 Failure::new(format_args!("{failure}; the server: {text}"))
@@ -218,6 +220,7 @@ fn connect(
         incoming_bytes: if job.both_ways { job.region_bytes() } else { slot_bytes(size_max) },
         recvs: job.recvs,
         seed,
+        hides_failures: false,
     };
     let mut link = plan.connect(|| match control.has_line(LOOK_EVERY)? {
         false => Ok(()),

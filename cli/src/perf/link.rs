@@ -1,7 +1,8 @@
 //! The two connections between client and server, and the memory of their messages.
 
 use invar::{
-    Device, DeviceKind, Handle, Listener, MemoryRegion, RecvComm, Request, SendComm, Settings, Wire,
+    Connecting, Device, DeviceKind, Handle, Listener, MemoryRegion, RecvComm, Request, SendComm,
+    Settings, Wire,
 };
 
 use crate::failure::Failure;
@@ -40,6 +41,9 @@ pub(super) struct Plan<'a> {
     pub(super) incoming_bytes: usize,
     pub(super) recvs: u16,
     pub(super) seed: u64,
+    /// Whether the call to the peer fails only when `pause` ends it, so that the peer's end of the other connection
+    /// does not show when the call failed.
+    pub(super) hides_failures: bool,
 }
 
 impl Plan<'_> {
@@ -50,11 +54,15 @@ impl Plan<'_> {
     ) -> Result<Link, Failure> {
         let outgoing = MemoryRegion::new(self.device, self.outgoing_bytes)?;
         let incoming = MemoryRegion::new(self.device, self.incoming_bytes)?;
-        let mut connecting = SendComm::connect(self.device, &self.peer, self.settings)?;
+        let (mut connecting, mut broken) = (None, None);
         let (mut accepting, mut send, mut recv) = (None, None, None);
         loop {
-            if send.is_none() {
-                send = connecting.poll()?;
+            if send.is_none() && broken.is_none() {
+                match self.call(&mut connecting) {
+                    Ok(polled) => send = polled,
+                    Err(failure) if self.hides_failures => broken = Some(failure),
+                    Err(failure) => return Err(failure),
+                }
             }
             match &mut accepting {
                 None => accepting = self.listener.accept()?,
@@ -79,8 +87,19 @@ impl Plan<'_> {
                 }
                 some => some,
             };
-            pause()?;
+            if let Err(over) = pause() {
+                return Err(broken.unwrap_or(over));
+            }
         }
+    }
+
+    /// Calls the peer, or continues the call.
+    fn call(&self, connecting: &mut Option<Connecting>) -> Result<Option<SendComm>, Failure> {
+        let connecting = match connecting {
+            Some(connecting) => connecting,
+            None => connecting.insert(SendComm::connect(self.device, &self.peer, self.settings)?),
+        };
+        Ok(connecting.poll()?)
     }
 }
 

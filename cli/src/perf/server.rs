@@ -188,6 +188,8 @@ impl Client {
         let listener = Listener::bind(&device, &settings)?;
         let handle = Some(HandleHex(listener.handle()));
         control.send(&Reply::Ready(Ready { handle, ..ready }))?;
+        // If `place` is not the client's own address, the client must not learn what answers there.
+        let is_elsewhere = place.ip().to_canonical() != caller.ip().to_canonical();
         let plan = Plan {
             device: &device,
             settings: &settings,
@@ -197,11 +199,12 @@ impl Client {
             incoming_bytes: setup.region_bytes as usize,
             recvs: setup.recvs,
             seed: setup.seed,
+            hides_failures: is_elsewhere,
         };
-        // If `place` is not the client's own address, the client must not learn what answers there.
-        let is_elsewhere = place.ip().to_canonical() != caller.ip().to_canonical();
-        let (start, within) = (Instant::now(), settings.connect_within().min(ELSEWHERE_WITHIN));
-        let mut pause = || {
+        let (mut start, within) = (None, settings.connect_within().min(ELSEWHERE_WITHIN));
+        let link = plan.connect(|| {
+            // The plan has its memory now, which may have taken long.
+            let start = *start.get_or_insert_with(Instant::now);
             // The client may be connected first, and may already ask for the first pass.
             if control.has_line(LOOK_EVERY)? {
                 thread::sleep(LOOK_EVERY);
@@ -212,15 +215,12 @@ impl Client {
                 ))),
                 false => Ok(()),
             }
-        };
-        let link = plan.connect(&mut pause);
+        });
         let mut link = link.map_err(|failure| {
             if !is_elsewhere {
                 return failure;
             }
             tell(failure);
-            // The loop ends at that time, or when the client hangs up.
-            while pause().is_ok() {}
             Failure::new(format_args!(
                 "no data connection to {place} came about; the server's output says why"
             ))

@@ -41,9 +41,9 @@ pub(super) fn lanes(record: &Record, us: &impl Fn(u64) -> f64) -> Vec<Vec<Span>>
 /// Returns the bar of a message, and then the waits inside.
 fn bar(record: &Record, message: &MessageTimes, us: &impl Fn(u64) -> f64) -> Vec<Span> {
     let MessageTimes { number, request, tag, buffers, bytes, asked_ns, posted_ns, .. } = *message;
-    let (direction, lacks) = match record.role {
-        Role::Sender => ("send", "waits for a receive"),
-        Role::Receiver => ("receive", "waits for a free request"),
+    let direction = match record.role {
+        Role::Sender => "send",
+        Role::Receiver => "receive",
     };
     // The bar of a message that is under way ends at the last look.
     let last_ns = record.looked_ns.max(posted_ns);
@@ -66,7 +66,7 @@ fn bar(record: &Record, message: &MessageTimes, us: &impl Fn(u64) -> f64) -> Vec
             spans.push(Span { kind, name, ts: from, dur, args: json!({}) });
         }
     };
-    part(lacks, asked_ns, posted_ns);
+    part("waits to be posted", asked_ns, posted_ns);
     if let Some(done_ns) = message.done_ns {
         part("waits for a test", done_ns, end_ns);
     }
@@ -126,12 +126,12 @@ mod tests {
     }
 
     #[test]
-    fn a_bar_has_the_waits_for_the_peer_and_for_the_program_inside() {
+    fn a_bar_has_the_waits_for_the_post_and_for_the_program_inside() {
         let times = [(1_000, 3_000, Some(7_000), Some(9_000))];
         let lanes = lanes(&record(Role::Sender, &times), &us);
         let bars = bars(&lanes[0]);
         assert_eq!(bars[0], ("send of 64 bytes", 1.0, 8.0));
-        assert_eq!(bars[1], ("waits for a receive", 1.0, 2.0));
+        assert_eq!(bars[1], ("waits to be posted", 1.0, 2.0));
         let (name, ts, dur) = bars[2];
         assert_eq!((name, ts), ("waits for a test", 7.0));
         assert!(dur < 2.0 && dur > 1.99, "{dur}");

@@ -249,7 +249,7 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         }
     }
 
-    /// Tests a request with one poll at most. After [`Fast::Slow`] the request may be done.
+    /// Tests a request with at most one poll of each rail that carries data. After [`Fast::Slow`] the request may be done.
     #[inline(always)]
     pub(super) fn test_fast(&mut self, request: &Request) -> Fast<u32> {
         match self.take(request) {
@@ -269,7 +269,7 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         }
     }
 
-    /// Polls once for a request that is pending, and ends it if the one completion that came is its last.
+    /// Polls for a request that is pending, and ends it if the one completion that came is its last.
     /// Books any other completions; then the request may be done too.
     #[inline(always)]
     fn poll_for(&mut self, request: &Request) -> Fast<u32> {

@@ -252,7 +252,7 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         }
     }
 
-    /// The fast path of [`RecvComm::test`], for a request of one size, with one poll at most.
+    /// The fast path of [`RecvComm::test`], for a request of one size, with at most one poll of each rail.
     /// [`Fast::Done`] gives the bytes received, and `request` is over.
     #[inline(always)]
     pub fn test_fast(&mut self, request: &Request) -> Fast<u32> {

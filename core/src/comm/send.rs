@@ -123,7 +123,7 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         }
     }
 
-    /// The fast path of [`SendComm::test`], for a request of one size, with one poll at most.
+    /// The fast path of [`SendComm::test`], for a request of one size, with at most one poll of each rail.
     /// [`Fast::Done`] gives the bytes sent, and `request` is over.
     #[inline(always)]
     pub fn test_fast(&mut self, request: &Request) -> Fast<u32> {

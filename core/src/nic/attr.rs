@@ -311,8 +311,8 @@ pub struct RtrAttr {
     pub options: QpOptions,
     /// Keys of the packet tags, if both ends agreed on [`QpOptions::PACKET_TAGS`].
     pub packet_keys: Option<PacketKeys>,
-    /// Address of the peer's end of the TCP connection, if there is one. It tells a NIC in software whether the
-    /// peer may name an address of this host.
+    /// Address of the peer's end of the TCP connection; `None` without a TCP connection. A software NIC then does not
+    /// check the peer's address.
     pub peer_host: Option<IpAddr>,
 }
 

@@ -15,6 +15,9 @@ pub(super) const MESSAGES_BYTES: usize = size_of::<MessagesBytes>();
 
 /// The time of a step that a message has not reached.
 const NEVER: u64 = u64::MAX;
+/// A call that follows the last one with its tag after a longer time is for another message. A program that waits
+/// sleeps for two seconds at most.
+const GIVEN_UP_NS: u64 = 4_000_000_000;
 
 /// A message of an end and the times of its steps, in nanoseconds on the clock of the process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -30,7 +33,7 @@ pub struct MessageTimes {
     /// Bytes of the buffers. Once the message is tested, bytes that were sent or received.
     pub bytes: u64,
     /// The program's first call for the message. From this call to the post, a send waits for a receive with
-    /// its tag, and a receive waits for a free request.
+    /// its tag, and a receive waits for a free request. Both also wait while the connection recovers.
     pub asked_ns: u64,
     /// The call that matched and posted the message.
     pub posted_ns: u64,
@@ -92,14 +95,15 @@ pub struct MessageRing {
     messages: heapless::Vec<MessageTimes, MESSAGES>,
     /// Number of messages that were posted.
     posted: u64,
-    /// Tags of calls that could not post their message yet, and the times of the first such calls.
-    asked: heapless::Vec<(u32, u64), RECVS_MAX>,
+    /// Tags of calls that could not post their message yet, and the times of the first and the last such call.
+    asked: heapless::Vec<(u32, [u64; 2]), RECVS_MAX>,
 }
 
 impl MessageRing {
     /// Notes a call that could not post a message with this tag yet.
-    pub fn refuse(&mut self, tag: u32, now_ns: u64) {
-        if self.asked.iter().any(|(asked, _)| *asked == tag) {
+    pub fn ask(&mut self, tag: u32, now_ns: u64) {
+        if let Some((_, times)) = self.asked.iter_mut().find(|(asked, _)| *asked == tag) {
+            *times = [first_call(*times, now_ns), now_ns];
             return;
         }
         if self.asked.is_full() {
@@ -107,13 +111,13 @@ impl MessageRing {
             self.asked.remove(0);
         }
         // There is room now.
-        let _ = self.asked.push((tag, now_ns));
+        let _ = self.asked.push((tag, [now_ns; 2]));
     }
 
     /// Notes that a call has posted a message of `bytes` bytes in this number of buffers. The call began at `now_ns`.
     pub fn post(&mut self, request: &Request, tag: u32, bytes: u64, buffers: u32, now_ns: u64) {
         let asked = self.asked.iter().position(|(asked, _)| *asked == tag);
-        let asked_ns = asked.map_or(now_ns, |at| self.asked.remove(at).1);
+        let asked_ns = asked.map_or(now_ns, |at| first_call(self.asked.remove(at).1, now_ns));
         let (request, posted_ns, number) = (request.raw(), now_ns, self.posted);
         let (done_ns, tested_ns) = (None, None);
         let message = MessageTimes {
@@ -167,6 +171,11 @@ impl MessageRing {
     }
 }
 
+/// Returns the time of the first call for the message that a call is for, of the earlier calls with its tag.
+fn first_call([first_ns, last_ns]: [u64; 2], now_ns: u64) -> u64 {
+    if now_ns.saturating_sub(last_ns) > GIVEN_UP_NS { now_ns } else { first_ns }
+}
+
 /// ```text
 /// byte 0        8         12    16        20      28      36       44     52       60
 ///      +--------+---------+-----+---------+-------+-------+--------+------+--------+
@@ -187,23 +196,24 @@ struct MessageBytes {
     tested_ns: U64,
 }
 
-/// The messages behind a record, and the turn of the record.
+/// The messages behind a record, between two turns. Both are the turn of the record unless the writer is at work.
 ///
 /// ```text
-/// byte 0          2400   2408
-///      +----------+------+
-///      | messages | turn |
-///      +----------+------+
+/// byte 0      8          2408   2416
+///      +------+----------+------+
+///      | turn | messages | turn |
+///      +------+----------+------+
 /// ```
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub(super) struct MessagesBytes {
-    messages: [MessageBytes; MESSAGES],
     turn: U64,
+    messages: [MessageBytes; MESSAGES],
+    turn_again: U64,
 }
 
 assert_eq_size!(MessageBytes, [u8; 60]);
-assert_eq_size!(MessagesBytes, [u8; 2408]);
+assert_eq_size!(MessagesBytes, [u8; 2416]);
 
 impl MessagesBytes {
     pub(super) fn new(messages: &[MessageTimes], turn: u64) -> Self {
@@ -211,7 +221,7 @@ impl MessagesBytes {
         for (to, message) in b.messages.iter_mut().zip(messages) {
             *to = message.to_bytes();
         }
-        b.turn = turn.into();
+        (b.turn, b.turn_again) = (turn.into(), turn.into());
         b
     }
 
@@ -221,7 +231,7 @@ impl MessagesBytes {
         len: u64,
         turn: u64,
     ) -> Result<heapless::Vec<MessageTimes, MESSAGES>, RecordError> {
-        if self.turn.get() != turn {
+        if [self.turn, self.turn_again].iter().any(|of| of.get() != turn) {
             return Err(RecordError::Torn);
         }
         let messages = usize::try_from(len).ok().and_then(|len| self.messages.get(..len));
@@ -257,8 +267,8 @@ mod tests {
     #[test]
     fn a_message_has_the_times_of_its_first_call_its_post_its_completion_and_its_test() {
         let mut ring = MessageRing::default();
-        ring.refuse(7, 10);
-        ring.refuse(7, 11);
+        ring.ask(7, 10);
+        ring.ask(7, 11);
         post(&mut ring, 7, 20);
         post(&mut ring, 8, 21);
         ring.settle(|request| request.raw() == 7, || 30);
@@ -292,10 +302,23 @@ mod tests {
     #[test]
     fn a_program_that_gives_up_tags_still_has_times_for_new_ones() {
         let mut ring = MessageRing::default();
-        (0..=RECVS_MAX as u32).for_each(|tag| ring.refuse(tag, u64::from(tag)));
+        (0..=RECVS_MAX as u32).for_each(|tag| ring.ask(tag, u64::from(tag)));
         let last = RECVS_MAX as u32;
         [0, last].into_iter().for_each(|tag| post(&mut ring, tag, 100));
         let asked: Vec<_> = ring.iter().map(|message| message.asked_ns).collect();
         assert_eq!(asked, [100, u64::from(last)]);
+    }
+
+    #[test]
+    fn a_message_does_not_wait_since_the_calls_for_an_earlier_one_that_was_given_up() {
+        const LATER: u64 = 60_000_000_000;
+        let mut ring = MessageRing::default();
+        // The first call for the later message posts it, or does not.
+        ring.ask(7, 10);
+        post(&mut ring, 7, LATER);
+        [10, LATER, LATER + GIVEN_UP_NS].into_iter().for_each(|now_ns| ring.ask(7, now_ns));
+        post(&mut ring, 7, LATER + 2 * GIVEN_UP_NS);
+        let asked: Vec<_> = ring.iter().map(|message| message.asked_ns).collect();
+        assert_eq!(asked, [LATER, LATER]);
     }
 }

@@ -101,9 +101,11 @@ fn what_is_no_record_is_refused_in_words() {
     let bytes = timed.to_bytes(3);
     let cut = &bytes[..RECORD_BYTES_MAX - 1];
     assert_eq!(Record::parse(cut), Err(RecordError::Short(RECORD_BYTES_MAX - 1)));
-    let mut torn = bytes.clone();
-    torn[RECORD_BYTES_MAX - 8] += 1;
-    assert_eq!(Record::parse(&torn), Err(RecordError::Torn));
+    for turn_at in [RECORD_BYTES, RECORD_BYTES_MAX - 8] {
+        let mut torn = bytes.clone();
+        torn[turn_at] += 1;
+        assert_eq!(Record::parse(&torn), Err(RecordError::Torn));
+    }
     let mut too_many = bytes;
     too_many[MESSAGES_LEN_AT] = MESSAGES as u8 + 1;
     let (what, value) = ("the number of messages", MESSAGES as u64 + 1);
@@ -120,6 +122,23 @@ fn what_is_no_record_is_refused_in_words() {
     assert_eq!(Header::parse(&newer), Err(RecordError::Version(9)));
 }
 
+#[test]
+fn a_record_with_messages_is_whole_without_the_page_of_its_messages() {
+    let plain = record();
+    let mut timed = plain.clone();
+    timed.note_messages(&[MessageTimes::default(); 2]);
+    let bytes = timed.to_bytes(3);
+    assert_eq!(Record::parse(&bytes[..RECORD_BYTES]), Ok(Some(plain.clone())));
+    assert!(Record::has_messages(&bytes) && !Record::has_messages(&plain.to_bytes(3)));
+    // The text of an operation stands where a connection's record has the number of its messages.
+    let mut rank = RankRecord::default();
+    let text = heapless::String::try_from("all_reduce").unwrap();
+    rank.operations.resize(OPERATIONS, RankOperation { text, ..RankOperation::default() }).unwrap();
+    let mut bytes = rank.to_bytes(3).to_vec();
+    bytes.resize(RECORD_BYTES, 0);
+    assert!(!Record::has_messages(&bytes));
+}
+
 fn any_view() -> impl Strategy<Value = EndView> {
     any::<[[u8; 32]; 3]>().prop_map(|bytes| {
         let bytes = bytes.concat();
@@ -131,7 +150,7 @@ fn any_message() -> impl Strategy<Value = MessageTimes> {
     (any::<[u64; 6]>(), any::<[u32; 3]>()).prop_map(|(numbers, [request, tag, buffers])| {
         let [number, bytes, asked_ns, posted_ns, done_ns, tested_ns] = numbers;
         // An odd number is a step that the message has not reached.
-        let time = |ns: u64| (ns % 2 == 0).then_some(ns);
+        let time = |ns: u64| (ns.is_multiple_of(2)).then_some(ns);
         let (done_ns, tested_ns) = (time(done_ns), time(tested_ns));
         MessageTimes {
             number,
@@ -193,8 +212,8 @@ proptest! {
         bytes.resize(RECORD_BYTES_MAX, 0);
         (bytes[12], bytes[13], bytes[14], bytes[15]) = (role, 0, len, 0);
         bytes[MESSAGES_LEN_AT..][..8].copy_from_slice(&messages.to_le_bytes());
-        for end in [RECORD_BYTES, RECORD_BYTES_MAX] {
-            bytes.copy_within(..8, end - 8);
+        for turn_at in [RECORD_BYTES - 8, RECORD_BYTES, RECORD_BYTES_MAX - 8] {
+            bytes.copy_within(..8, turn_at);
         }
         let _ = Record::parse(&bytes);
         let _ = Header::parse(&bytes);

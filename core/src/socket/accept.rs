@@ -55,15 +55,13 @@ impl<S: Stream> PendingConnections<S> {
         !self.sockets.is_full() || self.oldest_silent().is_some()
     }
 
-    /// Returns the sockets for which this end waits. A socket that waits for others of its connection is none of
-    /// them.
+    /// Returns the sockets for which this end waits. A socket that waits for others of its connection is one of
+    /// them, because the peer may close it.
     pub fn awaited(&self) -> impl Iterator<Item = AwaitedStream<'_, S>> {
-        self.sockets.iter().filter_map(
-            |PendingSocket { stream, hello, is_whole, .. }| match hello {
-                None => Some(AwaitedStream::Bytes(stream)),
-                Some(_) => is_whole.then_some(AwaitedStream::Room(stream)),
-            },
-        )
+        self.sockets.iter().map(|PendingSocket { stream, is_whole, .. }| match is_whole {
+            false => AwaitedStream::Bytes(stream),
+            true => AwaitedStream::Room(stream),
+        })
     }
 
     /// Adds an accepted socket. If there is no room, the socket that has been silent for longest is
@@ -122,7 +120,7 @@ impl<S: Stream> PendingConnections<S> {
         silent.min_by_key(|(_, socket)| socket.deadline_ns).map(|(at, _)| at)
     }
 
-    /// Reads the hello of a socket and checks it.
+    /// Reads the hello of a socket and checks it. Notices whether a peer that has said hello ends before the answer.
     fn listen_to(&mut self, at: usize, now_ns: u64) -> Result<(), Error> {
         let socket = &mut self.sockets[at];
         socket.was_heard = true;
@@ -134,6 +132,10 @@ impl<S: Stream> PendingConnections<S> {
                 debug!("{}: the hello of socket {index} of {sockets} is here", Side::Acceptor);
                 self.count(&hello);
             }
+        }
+        let socket = &mut self.sockets[at];
+        if socket.hello.is_some() && !socket.is_whole {
+            socket.expect_silence()?;
         }
         let socket = &self.sockets[at];
         if now_ns < socket.deadline_ns {
@@ -247,7 +249,17 @@ impl<S: Stream> PendingConnections<S> {
     }
 }
 
-impl<S> PendingSocket<S> {
+impl<S: Stream> PendingSocket<S> {
+    /// Fails if the peer has closed this socket, or has sent more than its hello before the answer.
+    fn expect_silence(&mut self) -> Result<(), Error> {
+        let (got, want) = self.reader.progress();
+        let failed = |error| Error::Stream { stage: Stage::Recv, error, got, want };
+        match self.stream.recv(&mut [0]).map_err(failed)? {
+            0 => Ok(()),
+            _ => Err(Error::Unexpected),
+        }
+    }
+
     /// The timeout error for a socket that had its time to say hello.
     fn overdue(&self) -> Error {
         let (got, want) = self.reader.progress();

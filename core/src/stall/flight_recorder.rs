@@ -1,13 +1,13 @@
 //! The levels of the flight recorder.
 
-/// The part of an end's life that the flight recorder keeps.
+/// The part of an end's life that the flight recorder keeps. The numbers are the levels of `INVAR_RECORDER`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FlightRecorder {
     /// The recorder keeps nothing.
     #[default]
-    Off,
+    Off = 0,
     /// The recorder keeps events and numbers, which cost the calls of the program nothing.
-    Events,
+    Events = 1,
     /// The recorder also keeps the times of the last messages, for which each call reads the clock.
-    Messages,
+    Messages = 2,
 }

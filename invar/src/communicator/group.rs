@@ -37,7 +37,7 @@ impl<'c, 'b> Group<'c, 'b> {
     /// Adds a [`send`](super::Communicator::send).
     ///
     /// # Errors
-    /// The call is refused: a wrong length, root or peer.
+    /// The peer is no rank of this communicator.
     pub fn send<T: Element>(&mut self, data: &'b [T], peer: u32) -> Result<&mut Self, Error> {
         self.apart(Operation::Send { peer }, None, data, &mut [])
     }
@@ -45,7 +45,7 @@ impl<'c, 'b> Group<'c, 'b> {
     /// Adds a [`recv`](super::Communicator::recv).
     ///
     /// # Errors
-    /// The call is refused: a wrong length, root or peer.
+    /// The peer is no rank of this communicator.
     pub fn recv<T: Element>(&mut self, data: &'b mut [T], peer: u32) -> Result<&mut Self, Error> {
         self.apart(Operation::Recv { peer }, None, &[], data)
     }
@@ -53,7 +53,7 @@ impl<'c, 'b> Group<'c, 'b> {
     /// Adds an [`all_reduce`](super::Communicator::all_reduce).
     ///
     /// # Errors
-    /// The call is refused: a wrong length, root or peer.
+    /// A length is wrong.
     pub fn all_reduce<T: Element>(
         &mut self,
         input: &'b [T],
@@ -66,7 +66,7 @@ impl<'c, 'b> Group<'c, 'b> {
     /// Adds an [`all_reduce_in_place`](super::Communicator::all_reduce_in_place).
     ///
     /// # Errors
-    /// The call is refused: a wrong length, root or peer.
+    /// A length is wrong.
     pub fn all_reduce_in_place<T: Element>(
         &mut self,
         data: &'b mut [T],
@@ -78,7 +78,7 @@ impl<'c, 'b> Group<'c, 'b> {
     /// Adds an [`all_gather`](super::Communicator::all_gather).
     ///
     /// # Errors
-    /// The call is refused: a wrong length, root or peer.
+    /// A length is wrong.
     pub fn all_gather<T: Element>(
         &mut self,
         input: &'b [T],
@@ -90,7 +90,7 @@ impl<'c, 'b> Group<'c, 'b> {
     /// Adds an [`all_gather_in_place`](super::Communicator::all_gather_in_place).
     ///
     /// # Errors
-    /// The call is refused: a wrong length, root or peer.
+    /// A length is wrong.
     pub fn all_gather_in_place<T: Element>(
         &mut self,
         data: &'b mut [T],
@@ -101,7 +101,7 @@ impl<'c, 'b> Group<'c, 'b> {
     /// Adds a [`reduce_scatter`](super::Communicator::reduce_scatter).
     ///
     /// # Errors
-    /// The call is refused: a wrong length, root or peer.
+    /// A length is wrong.
     pub fn reduce_scatter<T: Element>(
         &mut self,
         input: &'b [T],
@@ -114,7 +114,7 @@ impl<'c, 'b> Group<'c, 'b> {
     /// Adds a [`reduce_scatter_in_place`](super::Communicator::reduce_scatter_in_place).
     ///
     /// # Errors
-    /// The call is refused: a wrong length, root or peer.
+    /// A length is wrong.
     pub fn reduce_scatter_in_place<T: Element>(
         &mut self,
         data: &'b mut [T],
@@ -126,7 +126,7 @@ impl<'c, 'b> Group<'c, 'b> {
     /// Adds a [`broadcast`](super::Communicator::broadcast).
     ///
     /// # Errors
-    /// The call is refused: a wrong length, root or peer.
+    /// The root is no rank of this communicator, or a length is wrong.
     pub fn broadcast<T: Element>(
         &mut self,
         data: &'b mut [T],
@@ -138,7 +138,7 @@ impl<'c, 'b> Group<'c, 'b> {
     /// Adds a [`broadcast_from`](super::Communicator::broadcast_from).
     ///
     /// # Errors
-    /// The call is refused: a wrong length, root or peer.
+    /// The root is no rank of this communicator, or a length is wrong.
     pub fn broadcast_from<T: Element>(
         &mut self,
         input: &'b [T],
@@ -151,7 +151,7 @@ impl<'c, 'b> Group<'c, 'b> {
     /// Adds a [`reduce`](super::Communicator::reduce).
     ///
     /// # Errors
-    /// The call is refused: a wrong length, root or peer.
+    /// The root is no rank of this communicator, or a length is wrong.
     pub fn reduce<T: Element>(
         &mut self,
         input: &'b [T],
@@ -165,7 +165,7 @@ impl<'c, 'b> Group<'c, 'b> {
     /// Adds a [`reduce_in_place`](super::Communicator::reduce_in_place).
     ///
     /// # Errors
-    /// The call is refused: a wrong length, root or peer.
+    /// The root is no rank of this communicator, or a length is wrong.
     pub fn reduce_in_place<T: Element>(
         &mut self,
         data: &'b mut [T],
@@ -178,7 +178,7 @@ impl<'c, 'b> Group<'c, 'b> {
     /// Adds an [`all_to_all`](super::Communicator::all_to_all).
     ///
     /// # Errors
-    /// The call is refused: a wrong length, root or peer.
+    /// A length is wrong.
     pub fn all_to_all<T: Element>(
         &mut self,
         input: &'b [T],
@@ -190,7 +190,7 @@ impl<'c, 'b> Group<'c, 'b> {
     /// Adds an [`all_to_all_in_place`](super::Communicator::all_to_all_in_place).
     ///
     /// # Errors
-    /// The call is refused: a wrong length, root or peer.
+    /// A length is wrong.
     pub fn all_to_all_in_place<T: Element>(
         &mut self,
         data: &'b mut [T],
@@ -202,7 +202,7 @@ impl<'c, 'b> Group<'c, 'b> {
     /// run their groups.
     ///
     /// # Errors
-    /// None: the result is that of the other calls, so that calls can be chained.
+    /// This call does not fail. It returns a `Result` so that calls can be chained.
     pub fn barrier(&mut self) -> Result<&mut Self, Error> {
         let shape = self.core.shape(Operation::AllReduce, Some(RedOp::Max));
         let mut byte = vec![0_u8];

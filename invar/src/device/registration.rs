@@ -1,5 +1,6 @@
 //! Registers the program's own memory with a device, each range of pages once.
 
+use std::collections::BTreeSet;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -182,8 +183,9 @@ pub(crate) struct Registrations(Mutex<Cache>);
 
 struct Cache {
     pages: MrCache<Entry, Vec<MrSlot<Entry>>>,
-    /// The pages of each allocation on a GPU that are registered, by the allocation's domain.
-    gpu_pages: FxHashMap<u32, Vec<PageRange>>,
+    /// Domain, start and end of the pages that are registered of each allocation on a GPU. Only those are listed that
+    /// no others of the allocation contain, so ends ascend with starts.
+    gpu_pages: BTreeSet<(u32, u64, u64)>,
     by_lkey: FxHashMap<u32, (Keys, MrHandle)>,
     gpu_buffers: BufferDomains,
 }
@@ -222,9 +224,9 @@ impl Cache {
         let domain = buffer_id.map_or(0, |buffer_id| self.gpu_buffers.acquire(buffer_id));
         let mut found = self.pages.lookup(domain, access, addr, len);
         if let Ok(Lookup::Miss(pages)) = &found
-            && let Some(all) = self.covering(pages)
+            && let Some((start, end)) = self.covering(pages)
         {
-            found = self.pages.lookup(domain, access, all.addr(), all.len());
+            found = self.pages.lookup(domain, access, start, end - start);
         }
         if found.is_err() {
             self.leave(buffer_id);
@@ -232,13 +234,28 @@ impl Cache {
         Ok(found.map_err(Kind::MrCache)?)
     }
 
-    /// Finds a registration of the same allocation on a GPU that has all of these pages.
-    fn covering(&self, pages: &PageRange) -> Option<PageRange> {
-        let end = |of: &PageRange| of.addr() + of.len();
-        let has_all = |all: &&PageRange| {
-            all.access() == pages.access() && all.addr() <= pages.addr() && end(pages) <= end(all)
-        };
-        self.gpu_pages.get(&pages.domain())?.iter().find(has_all).copied()
+    /// Finds a registration of the same allocation on a GPU that has all of these pages. Returns its start and end.
+    fn covering(&self, pages: &PageRange) -> Option<(u64, u64)> {
+        let (domain, addr, end) = bounds(pages);
+        let mut before = self.gpu_pages.range(..=(domain, addr, u64::MAX));
+        let &(of, start, last) = before.next_back()?;
+        (of == domain && end <= last).then_some((start, last))
+    }
+
+    /// Lists new pages of a GPU instead of those that they contain.
+    fn list_gpu_pages(&mut self, pages: &PageRange) {
+        // Another thread may have registered more since the lookup.
+        if self.covering(pages).is_some() {
+            return;
+        }
+        let (domain, addr, end) = bounds(pages);
+        while let Some(&next) = self.gpu_pages.range((domain, addr, 0)..).next()
+            && next.0 == domain
+            && next.2 <= end
+        {
+            self.gpu_pages.remove(&next);
+        }
+        self.gpu_pages.insert((domain, addr, end));
     }
 
     /// Gives back a reference to an allocation.
@@ -274,7 +291,7 @@ impl Cache {
         if unused.is_none() {
             self.by_lkey.insert(keys.lkey, (keys, handle));
             if buffer_id.is_some() {
-                self.gpu_pages.entry(pages.domain()).or_default().push(pages);
+                self.list_gpu_pages(&pages);
             }
         }
         Ok((keys, unused))
@@ -299,15 +316,15 @@ impl Cache {
         self.leave(buffer_id);
         if let Some(Entry { pages, .. }) = &ended {
             self.by_lkey.remove(&keys.lkey);
-            if let Some(of) = self.gpu_pages.get_mut(&pages.domain()) {
-                of.retain(|other| other != pages);
-                if of.is_empty() {
-                    self.gpu_pages.remove(&pages.domain());
-                }
-            }
+            self.gpu_pages.remove(&bounds(pages));
         }
         Ok(ended)
     }
+}
+
+/// Returns domain, start and end of pages.
+fn bounds(pages: &PageRange) -> (u32, u64, u64) {
+    (pages.domain(), pages.addr(), pages.addr() + pages.len())
 }
 
 #[cfg(test)]
@@ -431,6 +448,27 @@ mod tests {
         deregister(&registrar.device, part).unwrap();
         let cache = registrar.device.registrations().lock();
         assert!(cache.gpu_pages.is_empty() && cache.gpu_buffers.is_empty());
+    }
+
+    #[test]
+    fn a_part_of_gpu_memory_finds_what_has_all_of_it_among_many_registrations_of_the_allocation() {
+        let registrar = Registrar::new();
+        let register = |at, len| registrar.register_range(Some(71), BASE + at, len);
+        let small: Vec<_> = (0..64).map(|page| register(page * 4096, 4096)).collect();
+        // Two larger ones, of which each has pages that the other lacks.
+        let [low, high] = [register(0, 40 * 4096), register(24 * 4096, 40 * 4096)];
+        let other = registrar.register(Some(72), BASE + 8192);
+        for (at, of) in [(0, low), (20, low), (23, low), (24, high), (62, high)] {
+            assert_eq!(register(at * 4096, 8192), of, "page {at}");
+            deregister(&registrar.device, of).unwrap();
+        }
+        assert_eq!(register(8192, 4096), small[2], "the same pages");
+        assert_eq!(registrar.live(), 67);
+        for keys in small.into_iter().chain([low, high, other, Keys { lkey: 3, rkey: 1003 }]) {
+            deregister(&registrar.device, keys).unwrap();
+        }
+        assert_eq!(registrar.live(), 0);
+        assert!(registrar.device.registrations().lock().gpu_pages.is_empty());
     }
 
     #[test]

@@ -299,8 +299,9 @@ impl Keeper {
 impl Drop for KeeperGuard {
     fn drop(&mut self) {
         Arc::make_mut(&mut self.keeper.ends.list().ends).retain(|end| !Arc::ptr_eq(end, &self.end));
-        // The program may have met an error, and drops the end before the keeper has looked again.
-        if let Some(snapshot) = self.end.end.snapshot().filter(|of| of.state.error.is_some()) {
+        // The program may have met an error or tested messages, and drops the end before the keeper has looked again.
+        let has_news = |of: &Snapshot| of.state.error.is_some() || !of.messages.is_empty();
+        if let Some(snapshot) = self.end.end.snapshot().filter(has_news) {
             self.end.recording.look(&snapshot);
         }
     }

@@ -76,7 +76,8 @@ const WRITE_EVERY_NS: u64 = 1_000_000_000;
 /// The record of one end.
 #[derive(Default)]
 pub(super) struct Recording {
-    open: Mutex<Option<Open>>,
+    /// A record takes about 8 KiB, which an end without a record does not pay.
+    open: Mutex<Option<Box<Open>>>,
     /// Whether there was no place for the record.
     is_refused: AtomicBool,
 }
@@ -96,7 +97,7 @@ impl Recording {
     /// Whether the next look is to read the device's counters, for a record. An end that rests leaves them alone,
     /// since many ends share a device.
     pub(super) fn is_counting_due(&self) -> bool {
-        match &*self.open.lock().unwrap_or_else(PoisonError::into_inner) {
+        match self.open.lock().unwrap_or_else(PoisonError::into_inner).as_deref() {
             Some(Open { has_moved, counted_ns, .. }) => {
                 *has_moved && now_ns().saturating_sub(*counted_ns) >= WRITE_EVERY_NS
             }
@@ -109,8 +110,8 @@ impl Recording {
         let Snapshot { role, ends, view, verdict, numbers, nic, state, messages } = snapshot;
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         let now_ns = now_ns();
-        let Some(of_end) = &mut *open else {
-            *open = Open::new(snapshot, now_ns);
+        let Some(of_end) = open.as_deref_mut() else {
+            *open = Open::new(snapshot, now_ns).map(Box::new);
             self.is_refused.store(open.is_none(), Ordering::Relaxed);
             return;
         };
@@ -144,7 +145,7 @@ impl Recording {
 impl Drop for Recording {
     fn drop(&mut self) {
         let open = self.open.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if let Some(Open { record, place, state, .. }) = open {
+        if let Some(Open { record, place, state, .. }) = open.as_deref_mut() {
             record.closed(now_ns());
             trace(record);
             place.write(|turn| record.to_bytes(turn));

@@ -130,7 +130,7 @@ impl SendEnd for TimedEnd<Box<dyn SendEnd>> {
         let started = unsafe { self.end.isend(buf, tag) }?;
         match &started {
             Some(request) => self.messages.post(request, tag, buf.len.into(), 1, now_ns),
-            None => self.messages.refuse(tag, now_ns),
+            None => self.messages.ask(tag, now_ns),
         }
         Ok(started)
     }
@@ -138,7 +138,7 @@ impl SendEnd for TimedEnd<Box<dyn SendEnd>> {
     fn room(&mut self, tag: u32) -> Result<Option<u32>, CoreError> {
         let room = self.end.room(tag)?;
         if room.is_none() {
-            self.messages.refuse(tag, now_ns());
+            self.messages.ask(tag, now_ns());
         }
         Ok(room)
     }
@@ -177,7 +177,7 @@ impl TimedEnd<Box<dyn RecvEnd>> {
                 let bytes = bufs.iter().map(|buf| u64::from(buf.len)).sum();
                 self.messages.post(request, tag, bytes, bufs.len() as u32, now_ns);
             }
-            None => self.messages.refuse(tag, now_ns),
+            None => self.messages.ask(tag, now_ns),
         }
         Ok(started)
     }

@@ -345,12 +345,7 @@ impl Settings {
 
     /// Sets what the flight recorder keeps (`INVAR_RECORDER`). By default it keeps events.
     pub fn recorder(self, recorder: FlightRecorder) -> Self {
-        let level = match recorder {
-            FlightRecorder::Off => 0,
-            FlightRecorder::Events => 1,
-            FlightRecorder::Messages => 2,
-        };
-        self.with("INVAR_RECORDER", level)
+        self.with("INVAR_RECORDER", recorder as u8)
     }
 
     /// Shows the metrics of this user's processes for Prometheus (`INVAR_METRICS`). Only the first place

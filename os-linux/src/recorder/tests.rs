@@ -67,14 +67,37 @@ fn another_user_has_no_more_read_than_64_mib_and_the_own_files_are_all_read() {
     for path in &paths {
         let file = File::create(path).unwrap();
         file.write_all_at(&header.to_bytes(), 0).unwrap();
-        file.set_len(FILE_BYTES_MAX).unwrap();
+        file.set_len((PLACE_BYTES * (1 + PLACES)) as u64).unwrap();
     }
     let own = Reader::of_this_user();
     let other = Reader { user: own.user + 1, ..Reader::of_this_user() };
-    let each_allowed = (OTHERS_BYTES_MAX / FILE_BYTES_MAX) as usize;
+    // No record has messages, so only the first page of each place is read.
+    let each_allowed = OTHERS_BYTES_MAX as usize / (PAGE_BYTES * (1 + PLACES));
     for (mut reader, allowed) in [(own, paths.len()), (other, each_allowed)] {
         let read = paths.iter().filter(|path| reader.read(path).is_ok()).count();
         assert_eq!((read, reader.left_out()), (allowed, paths.len() - allowed));
+    }
+}
+
+#[test]
+fn a_reader_counts_the_pages_of_messages_only_where_there_are_messages() {
+    let dir = private();
+    let mut file = RecorderFile::create(dir.path(), Process::new(1, "a")).unwrap();
+    let path = dir.path().join("1.rec");
+    let place = file.take_place().unwrap();
+    let own = Reader::of_this_user().user;
+    let mut record = record(1);
+    // The header, the record, and then the messages too.
+    for pages in [2, 3] {
+        file.write(place, |turn| record.to_bytes(turn)).unwrap();
+        for (budget, left_out) in [(pages, 0), (pages - 1, 1)] {
+            let left = HashMap::from([(own, (budget * PAGE_BYTES) as u64)]);
+            let mut reader = Reader { user: own + 1, left, left_out: 0 };
+            let read = reader.read(&path).ok().map(|recorded| recorded.records);
+            assert_eq!(read, (left_out == 0).then(|| vec![(place, record.clone())]));
+            assert_eq!(reader.left_out(), left_out);
+        }
+        record.note_messages(&[MessageTimes::default()]);
     }
 }
 
@@ -88,18 +111,21 @@ fn messages_are_read_with_their_record_and_not_with_a_later_one_of_the_same_plac
     timed.note_messages(&[MessageTimes { number: 9, done_ns: Some(5), ..MessageTimes::default() }]);
     file.write(place, |turn| timed.to_bytes(turn)).unwrap();
     assert_eq!(read(&path).unwrap().records, [(0, timed.clone())]);
-    // A writer that was killed on its way has written the record and not its messages.
+    // A writer that was killed between the pages has written the record and not its messages.
     let torn = dir.path().join("2.rec");
     fs::copy(&path, &torn).unwrap();
     let newer = timed.to_bytes(99);
     let copy = OpenOptions::new().write(true).open(&torn).unwrap();
     copy.write_all_at(&newer[..RECORD_BYTES], PLACE_BYTES as u64).unwrap();
-    let recorded = read(&torn).unwrap();
-    assert_eq!((recorded.records.len(), recorded.damaged), (0, 1));
+    let is_whole_without_messages = || {
+        let recorded = read(&torn).unwrap();
+        recorded.records == [(0, record(1))] && recorded.damaged == 0
+    };
+    assert!(is_whole_without_messages());
     // The file ends within the messages.
     copy.write_all_at(&timed.to_bytes(1), PLACE_BYTES as u64).unwrap();
     copy.set_len((PLACE_BYTES + RECORD_BYTES_MAX - 8) as u64).unwrap();
-    assert_eq!(read(&torn).unwrap().damaged, 1);
+    assert!(is_whole_without_messages());
     file.write(place, |turn| record(2).to_bytes(turn)).unwrap();
     assert_eq!(read(&path).unwrap().records, [(0, record(2))]);
 }

@@ -423,26 +423,7 @@ impl Shared {
 
     fn heard(&self, header: RendezvousHeader, body: &[u8]) {
         match header.kind {
-            RendezvousKind::Blob => {
-                let mut blobs = self.blobs();
-                // A rank that has failed asks for nothing more, and the others may still send.
-                if self.failed.is_set() {
-                    return;
-                }
-                blobs.add((header.from, header.tag), body);
-                let full = blobs.bytes() > UNASKED_BYTES_MAX;
-                if full {
-                    *blobs = Blobs::default();
-                }
-                drop(blobs);
-                self.news.notify_all();
-                if full {
-                    let max = UNASKED_BYTES_MAX >> 20;
-                    let text = format!("it sent more than {max} MiB that no rank has asked for");
-                    let rank = Some(header.from);
-                    self.fail(Failure { rank, reporter: rank, text });
-                }
-            }
+            RendezvousKind::Blob => self.keep(header, body, UNASKED_BYTES_MAX),
             RendezvousKind::Failed => _ = self.fail(failure(header, body)),
             RendezvousKind::Left => {
                 if let Some(left) = self.left.get(header.from as usize) {
@@ -451,6 +432,25 @@ impl Shared {
             }
             _ => {}
         }
+    }
+
+    /// Keeps a piece of a blob. If all kept pieces have more than `bytes_max` together, the sender has failed.
+    fn keep(&self, header: RendezvousHeader, piece: &[u8], bytes_max: usize) {
+        let mut blobs = self.blobs();
+        // A rank that has failed asks for nothing more, and the others may still send.
+        if self.failed.is_set() {
+            return;
+        }
+        blobs.add((header.from, header.tag), piece);
+        if blobs.bytes() <= bytes_max {
+            drop(blobs);
+            return self.news.notify_all();
+        }
+        *blobs = Blobs::default();
+        drop(blobs);
+        let text = format!("it sent more than {} MiB that no rank has asked for", bytes_max >> 20);
+        let rank = Some(header.from);
+        self.fail(Failure { rank, reporter: rank, text });
     }
 }
 
@@ -471,20 +471,21 @@ mod tests {
 
     #[test]
     fn after_the_first_failure_no_blob_takes_memory() {
-        const EACH: usize = (1 << 20) + ENTRY_BYTES;
+        const MAX: usize = 2 << 20;
+        const PIECE: [u8; 1000] = [7; 1000];
+        const EACH: usize = PIECE.len() + ENTRY_BYTES;
         let shared = Shared::new(2, None);
-        let piece = vec![7_u8; 1 << 20];
         let send = |tag| {
-            let header = RendezvousHeader { tag, ..header(RendezvousKind::Blob, &piece) };
-            shared.heard(header, &piece);
+            let header = RendezvousHeader { tag, ..header(RendezvousKind::Blob, &PIECE) };
+            shared.keep(header, &PIECE, MAX);
             shared.blobs().bytes()
         };
-        let bytes: Vec<usize> = (0..300).map(send).collect();
-        let (kept, after) = bytes.split_at(UNASKED_BYTES_MAX / EACH);
+        let bytes: Vec<usize> = (0..3000).map(send).collect();
+        let (kept, after) = bytes.split_at(MAX / EACH);
         assert_eq!(kept.last(), Some(&(kept.len() * EACH)));
         assert!(after.iter().all(|bytes| *bytes == 0), "{after:?}");
         let failure = shared.failure.get().expect("a failure");
-        let text = "rank 1: it sent more than 256 MiB that no rank has asked for";
+        let text = "rank 1: it sent more than 2 MiB that no rank has asked for";
         assert_eq!(failure.to_string(), text);
     }
 

@@ -5,10 +5,10 @@ mod verbs;
 
 use std::fs::File;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, RawFd};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use invar_core::nic::{
     Access, Gid, LinkLayer, Memory, Mtu, Nic, NicCounters, NicError, PollError, PortAttr,
@@ -118,6 +118,9 @@ struct Owner {
     gids: Vec<Gid>,
     port: Arc<Port>,
     thread: OwnThread,
+    /// The last GID that a peer was allowed to name, with the address of that peer. A connection has many queue
+    /// pairs, and the check lists all interfaces.
+    allowed: Mutex<Option<(Gid, IpAddr)>>,
 }
 
 impl Drop for Owner {
@@ -205,7 +208,8 @@ impl SoftNic {
         let (serving, spins_on_memory) = (Arc::clone(&port), config.spins_on_memory);
         let serve = move || serving.serve(spins_on_memory);
         let thread = OwnThread::start(&config.name, serve)?;
-        Ok(SoftNic(Arc::new(Owner { name: config.name.clone(), attr, gids, port, thread })))
+        let (name, allowed) = (config.name.clone(), Mutex::default());
+        Ok(SoftNic(Arc::new(Owner { name, attr, gids, port, thread, allowed })))
     }
 
     /// Returns the GIDs, by index. Each is an address of the interface.
@@ -256,10 +260,15 @@ impl SoftNic {
     /// Returns an error if a peer on another host names an address of this host: the packets would reach services
     /// of this host. Those of a queue pair that is connected to itself reach this NIC alone.
     fn check_place(&self, RtrAttr { ah, peer_host, .. }: &RtrAttr) -> Result<(), NicError> {
-        let Owner { attr, gids, .. } = &*self.0;
+        let Owner { attr, gids, allowed, .. } = &*self.0;
         let Some(peer) = *peer_host else { return Ok(()) };
         let is_own = gids.contains(&ah.dgid) && ah.udp_port == attr.udp_port;
-        if is_own || may_lead_to(ah.dgid.ip(), peer, attr.gid.ip()) {
+        let mut allowed = allowed.lock().unwrap_or_else(PoisonError::into_inner);
+        if is_own || *allowed == Some((ah.dgid, peer)) {
+            return Ok(());
+        }
+        if may_lead_to(ah.dgid.ip(), peer, attr.gid.ip()) {
+            *allowed = Some((ah.dgid, peer));
             return Ok(());
         }
         let cause =

@@ -21,6 +21,7 @@ use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::process::{Resource, getrlimit};
 
 use super::{OobListener, OobStream};
+use crate::fork::{CALLERS, OwnerProcess};
 use crate::interest::Interest;
 use crate::random::random;
 
@@ -35,10 +36,10 @@ const HELLO_WITHIN_NS: u64 = 30_000_000_000;
 const ATTENTION_NS: u64 = 1_000_000_000;
 /// Maximum number of a listener's callers that have not proved themselves.
 const PENDING_MAX: usize = 4096;
-/// Number of callers for which a listener has room, however many other listeners of the process have.
-const PENDING_MIN: usize = 8;
-/// The callers of all listeners of this process that have not proved themselves.
-static PENDING: AtomicUsize = AtomicUsize::new(0);
+/// Number of callers for which a listener has room once callers hold a quarter of the process' descriptors.
+const PENDING_CROWDED: usize = 64;
+/// Number of callers for which a listener has room once callers hold half of the process' descriptors.
+const PENDING_MIN: usize = 2;
 /// Time that every caller has before it can lose its place to others. If many peers call at once, none
 /// of them loses its connection.
 const MOMENT_NS: u64 = 50_000_000;
@@ -80,7 +81,7 @@ pub struct AuthListener {
     next: u64,
     pending_max: usize,
     /// The pending callers of all listeners of the process, and from how many on a listener has room only for
-    /// [`PENDING_MIN`].
+    /// [`PENDING_CROWDED`].
     process: (&'static AtomicUsize, usize),
     /// Total time that this end has polled; all deadlines refer to it.
     attended_ns: u64,
@@ -106,18 +107,24 @@ struct Pending {
 
 /// A caller in the count of its process.
 #[derive(Debug)]
-struct Counted(&'static AtomicUsize);
+struct Counted {
+    count: &'static AtomicUsize,
+    process: OwnerProcess,
+}
 
 impl Counted {
     fn new(count: &'static AtomicUsize) -> Self {
         count.fetch_add(1, Ordering::Relaxed);
-        Counted(count)
+        Counted { count, process: OwnerProcess::current() }
     }
 }
 
 impl Drop for Counted {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        // A child of fork does not count the callers of its parent.
+        if self.process.is_current() {
+            self.count.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 }
 
@@ -163,7 +170,7 @@ impl AuthListener {
             by_source: HashMap::new(),
             next: 0,
             pending_max: process_max.min(PENDING_MAX),
-            process: (&PENDING, process_max),
+            process: (&CALLERS, process_max),
             attended_ns: 0,
             polled_ns: None,
             ready: VecDeque::new(),
@@ -323,9 +330,10 @@ impl AuthListener {
     /// Returns the number of callers for which the listener has room.
     fn room(&self) -> usize {
         let (count, process_max) = self.process;
-        match count.load(Ordering::Relaxed) < process_max {
-            true => self.pending_max,
-            false => self.pending_max.min(PENDING_MIN),
+        match count.load(Ordering::Relaxed) {
+            count if count < process_max => self.pending_max,
+            count if count / 2 < process_max => self.pending_max.min(PENDING_CROWDED),
+            _ => PENDING_MIN,
         }
     }
 

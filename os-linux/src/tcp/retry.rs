@@ -5,10 +5,12 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use invar_core::conn::StreamError;
+use invar_core::conn::{AwaitedStream, StreamError};
+use log::Level;
 
 use super::{Congestion, OobStream, is_unreachable, new_socket, os};
 use crate::fork::NotInherited;
+use crate::interest::Interest;
 
 /// The longest time for which a connection calls again. NCCL gives up after as long (`NCCL_SOCKET_RETRY_CNT`).
 const RETRY_MAX: Duration = Duration::from_secs(60);
@@ -56,10 +58,12 @@ pub(super) struct Retry {
 
 impl OobStream {
     /// Starts to connect to `addr`, like [`OobStream::connect`]. While the call fails in a way that may pass,
-    /// [`poll_connected`] calls again after a growing pause. It does so for `within`, the time for connecting, while
-    /// the host does not answer, and for a tenth of that time after other errors, but never for more than 60 s. The
-    /// error of the last call is the error of the connection. Each call has a socket of its own, to which `data`
-    /// applies.
+    /// [`poll_connected`] calls again after a growing pause. If the host does not answer, it does so for `within`.
+    /// After other errors it does so for a tenth of `within`. Both end after 60 s. Without a route there is one call.
+    /// The error of the last call is the error of the connection.
+    ///
+    /// A call without an answer ends after [`SILENCE_MAX`](super::SILENCE_MAX). Once a call is answered, `data`
+    /// applies to the connection.
     ///
     /// [`poll_connected`]: invar_core::conn::Stream::poll_connected
     pub fn connect_within(
@@ -69,74 +73,96 @@ impl OobStream {
     ) -> Result<Self, StreamError> {
         let (begun, pause) = (Instant::now(), PAUSE[0]);
         let mut retry = Retry { begun, within, data, failed: None, next: None, pause };
-        let (mut stream, failed) = retry.call(addr)?;
+        let (mut stream, failed) = Self::call(addr)?;
         if let Some(error) = failed {
-            retry.note(error, begun);
-            retry.check(addr, begun)?;
+            retry.note(addr, error, begun)?;
         }
         stream.retry = Some(Box::new(retry));
         Ok(stream)
     }
 
     /// Whether this stream pauses before its next call, so that only time ends the pause.
-    pub(crate) fn is_pausing(&self) -> bool {
+    fn is_pausing(&self) -> bool {
         self.retry.as_ref().is_some_and(|retry| retry.next.is_some())
     }
 }
 
+impl Interest {
+    /// Arms the streams for which an end waits while its connection is made. Only time ends the pause of a stream
+    /// that will call again. Each call has a socket of its own, so each look needs a new interest.
+    pub fn awaited<'a>(&mut self, awaited: impl IntoIterator<Item = AwaitedStream<'a, OobStream>>) {
+        for stream in awaited {
+            match stream {
+                AwaitedStream::Bytes(stream) => self.readable(stream),
+                AwaitedStream::Room(stream) if stream.is_pausing() => self.blind(),
+                AwaitedStream::Room(stream) => self.writable(stream),
+            }
+        }
+    }
+}
+
 impl Retry {
-    /// Continues the calls, and returns whether one is answered.
+    /// Continues the calls, each on a socket of its own, and returns whether one is answered.
     pub(super) fn poll(&mut self, stream: &mut OobStream) -> Result<bool, StreamError> {
         let (addr, now) = (stream.peer, Instant::now());
         let failed = match self.next {
             Some(next) if now < next => None,
             Some(_) => {
-                let (new, failed) = self.call(addr)?;
-                let OobStream { stream: socket, silence, error, .. } = new;
-                (stream.stream, stream.silence, stream.error) = (socket, silence, error);
+                let (new, failed) = OobStream::call(addr)?;
+                (stream.stream, stream.error) = (new.stream, new.error);
                 self.next = None;
                 failed
             }
             None => match stream.poll_call() {
-                Ok(true) => return Ok(true),
+                Ok(true) => {
+                    // Earlier, the settings would let a call outlast `SILENCE_MAX`.
+                    if let Some(data) = &self.data {
+                        data.apply(stream).map_err(os)?;
+                    }
+                    return Ok(true);
+                }
                 Ok(false) => None,
                 Err(error) => Some(error),
             },
         };
         if let Some(error) = failed {
-            log::debug!("calling {addr}: {error}");
-            self.note(error, now);
-            // The kernel may have connected the old socket to itself, and then it has the listener's port.
-            stream.stream = NotInherited::new(new_socket(addr).map_err(os)?.into());
+            self.note(addr, error, now)?;
+            // The kernel may have connected the old socket to itself, and then it has the listener's port. If no
+            // descriptor is left, the old socket stays until the next call.
+            if let Ok(socket) = new_socket(addr) {
+                stream.stream = NotInherited::new(socket.into());
+            }
         }
         self.check(addr, now)?;
         Ok(false)
     }
 
-    /// Calls on a new socket. Returns the stream, and the call's error if it failed at once.
-    fn call(&self, addr: SocketAddr) -> Result<(OobStream, Option<StreamError>), StreamError> {
-        let (mut stream, failed) = OobStream::call(addr)?;
-        if let Some(data) = &self.data {
-            data.apply(&mut stream).map_err(os)?;
-        }
-        Ok((stream, failed))
-    }
-
-    /// Takes note of a call that failed, and begins a pause.
-    fn note(&mut self, error: StreamError, now: Instant) {
+    /// Takes note of a call that failed, and begins a pause. Returns the error if no further call is due.
+    fn note(
+        &mut self,
+        addr: SocketAddr,
+        error: StreamError,
+        now: Instant,
+    ) -> Result<(), StreamError> {
+        let level = if self.failed.is_none() { Level::Info } else { Level::Debug };
         (self.failed, self.next) = (Some(error), Some(now + self.pause));
         self.pause = (2 * self.pause).min(PAUSE[1]);
+        self.check(addr, now)?;
+        log::log!(level, "{addr}: {error}; this end calls again");
+        Ok(())
     }
 
     /// Returns the error of the last call, once no further call is due.
     fn check(&self, addr: SocketAddr, now: Instant) -> Result<(), StreamError> {
         let Some(error) = self.failed else { return Ok(()) };
-        let limit = match self.next {
+        let limit = match (self.next, error) {
             // A call under way may still be answered.
-            None => self.within,
-            Some(_) if !may_pass(&error, addr) => Duration::ZERO,
-            Some(_) if is_silent(&error) => self.within.min(RETRY_MAX),
-            Some(_) => (self.within / REFUSED_PART).min(RETRY_MAX),
+            (None, _) => self.within,
+            // NCCL does not wait for a route either.
+            (_, StreamError::Os(libc::ENETUNREACH | libc::ENETDOWN)) => Duration::ZERO,
+            _ if !may_pass(&error, addr) => Duration::ZERO,
+            _ if is_silent(&error) => self.within.min(RETRY_MAX),
+            _ => (self.within / REFUSED_PART).min(RETRY_MAX),
         };
         if now.duration_since(self.begun) >= limit { Err(error) } else { Ok(()) }
     }
@@ -160,22 +186,25 @@ fn is_silent(error: &StreamError) -> bool {
 mod tests {
     use std::thread;
 
-    use invar_core::conn::{AwaitedStream, Stream};
+    use invar_core::conn::Stream;
     use invar_core::param::PortRange;
     use invar_test_wait::until;
     use socket2::SockRef;
 
     use super::*;
-    use crate::interest::Interest;
-    use crate::tcp::OobListener;
+    use crate::tcp::{OobListener, SILENCE_MAX};
 
     const LONG: Duration = Duration::from_secs(600);
 
-    /// An address at which nobody listens.
-    fn nobody() -> SocketAddr {
-        OobListener::bind("127.0.0.1:0".parse().unwrap(), PortRange::ANY)
+    /// An address at which nobody listens. No two tests use the same host.
+    fn nobody(host: u8) -> SocketAddr {
+        OobListener::bind(([127, 61, 8, host], 0).into(), PortRange::ANY)
             .and_then(|listener| listener.local_addr())
             .unwrap()
+    }
+
+    fn user_timeout(stream: &OobStream) -> Option<Duration> {
+        SockRef::from(&stream.stream).tcp_user_timeout().unwrap()
     }
 
     fn data() -> DataSettings {
@@ -184,40 +213,49 @@ mod tests {
 
     #[test]
     fn a_caller_that_is_refused_reaches_a_listener_that_comes_late() {
-        let addr = nobody();
+        let addr = nobody(3);
         let mut caller = OobStream::connect_within(addr, LONG, Some(data())).unwrap();
-        let mut interest = Interest::default();
         while caller.retry.as_ref().unwrap().pause < 4 * PAUSE[0] {
-            interest.begin();
             assert_eq!(caller.poll_connected(), Ok(false));
+            let mut interest = Interest::default();
             interest.awaited([AwaitedStream::Room(&caller)]);
             assert_eq!(interest.is_blind(), caller.is_pausing(), "only time ends a pause");
             thread::yield_now();
         }
         let listener = OobListener::bind(addr, PortRange::ANY).unwrap();
         until("connecting", || {
-            interest.begin();
             let is_up = caller.poll_connected().unwrap();
             if !is_up {
+                let mut interest = Interest::default();
                 interest.awaited([AwaitedStream::Room(&caller)]);
-                interest.sleep(Duration::from_millis(1));
+                let within = Duration::from_millis(if interest.is_blind() { 1 } else { 60_000 });
+                assert_eq!(interest.sleep(within), !interest.is_blind(), "an answer is news");
             }
             is_up
         });
         until("accepting", || listener.accept().unwrap());
         assert_eq!(caller.poll_connected(), Ok(true), "it stays up");
-        let socket = SockRef::from(&caller.stream);
-        assert_eq!(socket.tcp_user_timeout().unwrap(), None, "the settings are those of the first");
+        assert_eq!(user_timeout(&caller), None, "it has the settings of data");
+    }
+
+    #[test]
+    fn a_call_ends_with_a_silent_host_although_a_connection_for_data_bears_it() {
+        let listener = OobListener::bind("127.0.0.1:0".parse().unwrap(), PortRange::ANY).unwrap();
+        let addr = listener.local_addr().unwrap();
+        let mut caller = OobStream::connect_within(addr, LONG, Some(data())).unwrap();
+        assert_eq!(user_timeout(&caller), Some(SILENCE_MAX));
+        until("connecting", || caller.poll_connected().unwrap());
+        assert_eq!(user_timeout(&caller), None);
     }
 
     #[test]
     fn a_refusal_is_the_error_after_a_tenth_of_the_time_for_connecting() {
         let within = Duration::from_secs(3);
         let begun = Instant::now();
-        let mut caller = OobStream::connect_within(nobody(), within, None).unwrap();
+        let mut caller = OobStream::connect_within(nobody(4), within, None).unwrap();
         let error = until("the refusal", || caller.poll_connected().err());
         assert_eq!(error, StreamError::Os(libc::ECONNREFUSED));
-        assert!((within / 10..within).contains(&begun.elapsed()), "{:?}", begun.elapsed());
+        assert!(begun.elapsed() >= within / 10, "{:?}", begun.elapsed());
     }
 
     #[test]
@@ -230,7 +268,7 @@ mod tests {
             (libc::ETIMEDOUT, far, secs(86_400), secs(60)),
             (libc::ECONNREFUSED, far, secs(30), secs(3)),
             (libc::ECONNRESET, near, secs(86_400), secs(60)),
-            (libc::ENETUNREACH, far, secs(30), secs(3)),
+            (libc::ENETUNREACH, far, secs(30), secs(0)),
             (libc::EHOSTUNREACH, near, secs(30), secs(0)),
             (libc::EADDRNOTAVAIL, far, secs(30), secs(0)),
         ] {

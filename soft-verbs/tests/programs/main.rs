@@ -114,7 +114,9 @@ fn a_setting_chooses_the_devices_and_a_wrong_name_leaves_none() {
     }
     let shown = |list: &str| {
         let mut devices = command("ibv_devices", &[]);
-        devices.env("INVAR_SOFT_DEVICES", list);
+        if !list.is_empty() {
+            devices.env("INVAR_SOFT_DEVICES", list);
+        }
         let (ok, text) = Run::start(devices).outcome();
         assert!(ok, "{text}");
         let names = text.split_whitespace().filter(|word| word.starts_with("soft"));

@@ -89,7 +89,7 @@ fn a_wait_that_takes_too_long_names_both_ends_and_the_command_that_shows_more() 
     let within = Duration::from_millis(20);
     let check = |error: Error, ends: Ends, what: &str| {
         let text = error.to_string();
-        let start = format!("{ends}: {what} was not complete within 20 ms: does the other end ");
+        let start = format!("{ends}: {what} was not complete within 20 ms: ");
         assert!(text.starts_with(&start), "{text}");
         assert!(text.contains(&format!("`invar inspect {}`", std::process::id())), "{text}");
         assert_eq!(error.device(), Some(ends.device.as_str()));

@@ -133,7 +133,9 @@ fn mapped_addresses_are_ipv4() {
     let mapped =
         ["[::ffff:10.77.0.2]:50113", "[::ffff:10.77.0.1]:4791"].map(|a| a.parse().unwrap());
     for [src, dst] in [v4, mapped, [v4[0], mapped[1]]] {
-        assert!(Flow::new(src, dst).unwrap().verify(Ipv4Id::Known(0xc403), &NAK));
+        let mut flow = Flow::new(src, dst).unwrap();
+        assert!(flow.verify(Ipv4Id::Known(0xc403), &NAK));
+        assert!([Ipv4Id::Known(0xc404), Ipv4Id::Masked].iter().all(|id| !flow.verify(*id, &NAK)));
     }
     let v6: SocketAddr = "[fd77::1]:4791".parse().unwrap();
     assert_eq!(Flow::new(v4[0], v6).unwrap_err(), MixedFamilies);

@@ -165,7 +165,9 @@ impl LinkAttempt {
                 );
                 Kind::TimedOut { text, device, peer: Some(*addr) }.into()
             }
-            AttemptStage::Over => Kind::Aborted.into(),
+            AttemptStage::Over => {
+                Kind::Usage("this attempt has returned its ends already".to_owned()).into()
+            }
         };
         error.of_rank(self.id.peer)
     }

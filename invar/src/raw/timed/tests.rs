@@ -3,12 +3,19 @@ use std::ptr;
 use std::thread::sleep;
 use std::time::Duration;
 
+use invar_core::metrics::EndNumbers;
 use invar_core::recorder::MessageTimes;
+use invar_core::stall::{EndView, Process, Role};
+use invar_linux::recorder::{own_files, process_of, read};
 
 use super::*;
+use crate::raw::{EndState, Keeper, KeeperEnd};
+use crate::recorder_place::RecorderPlace;
 
 /// Time between two calls of a test.
 const PAUSE: Duration = Duration::from_millis(1);
+/// The number of the connection of an end, which its record has too.
+const CONNECTION: u64 = 0x7469_6d65_6465_6e64;
 
 /// An end whose calls have these outcomes, in this order.
 #[derive(Default)]
@@ -39,6 +46,20 @@ impl End for Scripted {
 
     fn carriers(&mut self, _: &Request) -> Option<Vec<Carrier>> {
         None
+    }
+
+    fn snapshot(&self, _: bool) -> Option<Snapshot> {
+        let process = Process::new(std::process::id(), "host");
+        Some(Snapshot {
+            role: Role::Sender,
+            ends: Ends { number: CONNECTION, ..Ends::default() },
+            view: EndView { process, ..EndView::default() },
+            verdict: None,
+            numbers: EndNumbers::default(),
+            nic: None,
+            state: EndState::default(),
+            messages: Vec::new(),
+        })
     }
 
     fn is_done(&mut self, request: &Request) -> bool {
@@ -126,6 +147,28 @@ fn a_receive_of_two_buffers_is_one_message_and_its_sizes_reach_a_caller_that_wan
     let received = messages(&end);
     let received: Vec<_> = received.iter().map(|of| (of.bytes, of.buffers, of.tag)).collect();
     assert_eq!(received, [(7, 2, 10), (1, 2, 10)]);
+}
+
+#[test]
+fn an_end_that_is_dropped_before_a_look_leaves_its_last_messages_in_its_record() {
+    let pid = std::process::id();
+    // The file lasts as long as a place in it is taken.
+    let _place = RecorderPlace::take(Process::new(pid, "host")).unwrap();
+    let (starts, tests) = (VecDeque::from([Some(3)]), VecDeque::from([(Some(vec![5]), vec![])]));
+    let end = Box::new(Scripted { starts, tests, done: Vec::new() });
+    let end = TimedEnd::<Box<dyn SendEnd>>::new(end);
+    let mut end = KeeperEnd::new(end, &Keeper::without_thread());
+    // SAFETY: this end looks at no memory.
+    let request = unsafe { end.isend(&SendBuf { addr: 0, len: 6, lkey: 0 }, 7) };
+    let request = request.unwrap().expect("a request");
+    assert_eq!(SendEnd::test(&mut end, &request), Ok(Some(5)));
+    drop(end);
+    let files = own_files().into_iter().filter(|path| process_of(path) == Some(pid));
+    let mut records = files.filter_map(|path| read(&path).ok()).flat_map(|of| of.records);
+    let (_, record) = records.find(|(_, of)| of.number == CONNECTION).expect("a record");
+    let messages: Vec<_> = record.messages.iter().map(|of| (of.tag, of.bytes)).collect();
+    assert_eq!(messages, [(7, 5)]);
+    assert!(record.messages[0].tested_ns.is_some(), "{record:?}");
 }
 
 #[test]

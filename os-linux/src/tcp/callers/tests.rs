@@ -168,11 +168,12 @@ fn callers_from_many_addresses_give_way_the_oldest_first() {
 
 #[test]
 fn callers_of_all_listeners_count_together_and_each_listener_has_room_for_a_few() {
+    const CROWD: usize = PENDING_CROWDED + 6;
     static PROCESS: AtomicUsize = AtomicUsize::new(0);
-    let of_process = || AuthListener { process: (&PROCESS, 20), ..listener() };
-    let mut listeners = [of_process(), of_process()];
+    let of_process = || AuthListener { process: (&PROCESS, PENDING_CROWDED), ..listener() };
+    let mut listeners = [of_process(), of_process(), of_process()];
     let _crowds = listeners.each_mut().map(|listener| {
-        let crowd: Vec<_> = (0..30).map(|_| stranger(listener)).collect();
+        let crowd: Vec<_> = (0..CROWD).map(|_| stranger(listener)).collect();
         let is_full = |_| {
             assert!(listener.poll(0).unwrap().is_none());
             listener.is_full()
@@ -180,10 +181,11 @@ fn callers_of_all_listeners_count_together_and_each_listener_has_room_for_a_few(
         assert!((0..POLLS_MAX).any(is_full));
         crowd
     });
-    assert_eq!(listeners.each_ref().map(|listener| listener.pending.len()), [20, PENDING_MIN]);
+    let pending = listeners.each_ref().map(|listener| listener.pending.len());
+    assert_eq!(pending, [PENDING_CROWDED, PENDING_CROWDED, PENDING_MIN]);
     for listener in &mut listeners {
         get_in_at(listener, |polls| polls / 1000 * MOMENT_NS);
-        assert!(PROCESS.load(Ordering::Relaxed) <= 20 + PENDING_MIN);
+        assert!(PROCESS.load(Ordering::Relaxed) <= 2 * PENDING_CROWDED + 3 * PENDING_MIN);
     }
     drop(listeners);
     assert_eq!(PROCESS.load(Ordering::Relaxed), 0);
