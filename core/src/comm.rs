@@ -16,6 +16,7 @@ mod flush;
 mod gone;
 mod group;
 mod line;
+mod look;
 mod post;
 mod rail_care;
 mod rail_shares;

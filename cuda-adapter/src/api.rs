@@ -23,6 +23,8 @@ pub(crate) const INVALID_VALUE: u32 = 1;
 pub(crate) const OUT_OF_MEMORY: u32 = 2;
 /// `CUDA_ERROR_NOT_READY`: a query's answer for unfinished work, not an error.
 const NOT_READY: u32 = 600;
+/// `CUDA_ERROR_NOT_SUPPORTED`.
+pub(crate) const NOT_SUPPORTED: u32 = 801;
 
 macro_rules! functions {
     ($($name:ident($($arg:ident: $kind:ty),*);)+) => {
@@ -87,12 +89,13 @@ functions! {
     cuDevicePrimaryCtxRelease_v2(device: CUdevice);
     cuCtxPushCurrent_v2(context: CUcontext);
     cuCtxPopCurrent_v2(context: *mut CUcontext);
+    cuCtxGetFlags(flags: *mut c_uint);
+    cuCtxSetFlags(flags: c_uint);
     cuMemAlloc_v2(addr: *mut CUdeviceptr, len: usize);
     cuMemFree_v2(addr: CUdeviceptr);
     cuMemHostAlloc(addr: *mut *mut c_void, len: usize, flags: c_uint);
     cuMemFreeHost(addr: *mut c_void);
-    cuMemcpyHtoD_v2(to: CUdeviceptr, from: *const c_void, len: usize);
-    cuMemcpyDtoH_v2(to: *mut c_void, from: CUdeviceptr, len: usize);
+    cuMemcpyAsync(to: CUdeviceptr, from: CUdeviceptr, len: usize, stream: CUstream);
     cuMemcpyHtoDAsync_v2(to: CUdeviceptr, from: *const c_void, len: usize, stream: CUstream);
     cuMemcpyDtoHAsync_v2(to: *mut c_void, from: CUdeviceptr, len: usize, stream: CUstream);
     cuMemGetHandleForAddressRange(
@@ -137,6 +140,11 @@ impl Api {
     /// Whether the driver can export memory as a DMA-BUF.
     pub(crate) fn exports_dma_bufs(&self) -> bool {
         self.cuMemGetHandleForAddressRange.is_some()
+    }
+
+    /// Whether the driver can change the flags of a context (CUDA 12.1).
+    pub(crate) fn sets_context_flags(&self) -> bool {
+        self.cuCtxSetFlags.is_some()
     }
 
     /// Whether the driver has a call that makes a NIC's writes visible.

@@ -4,9 +4,11 @@ use std::ffi::{CStr, c_char, c_int, c_uint};
 use std::fmt;
 use std::ops::Deref;
 use std::ptr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use cudarc::driver::sys::{CUcontext, CUdevice, CUdevice_attribute as Attribute};
+use cudarc::driver::sys::{
+    CUcontext, CUdevice, CUdevice_attribute as Attribute, CUstream, CUstream_flags,
+};
 
 use crate::api::Api;
 use crate::{CudaError, Driver};
@@ -55,6 +57,8 @@ struct Inner {
     info: GpuInfo,
     device: CUdevice,
     context: CUcontext,
+    /// The stream of copies that the caller waits for; null before the first one.
+    copies: Mutex<CUstream>,
 }
 
 // SAFETY: Any thread may use the context, after it has made the context current.
@@ -102,7 +106,8 @@ impl Gpu {
         let mut context = ptr::null_mut();
         // SAFETY: The driver writes a handle to `context`, and `Inner` releases it.
         unsafe { api.cuDevicePrimaryCtxRetain(&mut context, device) }?;
-        Ok(Gpu(Arc::new(Inner { driver, info, device, context })))
+        let copies = Mutex::new(ptr::null_mut());
+        Ok(Gpu(Arc::new(Inner { driver, info, device, context, copies })))
     }
 
     /// Returns the facts about this GPU.
@@ -129,17 +134,61 @@ impl Gpu {
 
     /// Prepares this thread for calls that need a current context.
     pub(crate) fn enter(&self) -> Result<Current, CudaError> {
-        // SAFETY: `Inner` retains the context.
-        unsafe { self.0.driver.api().cuCtxPushCurrent_v2(self.0.context) }?;
-        Ok(Current(self.relax()))
+        self.0.enter()
     }
 
     /// Prepares this thread for calls that need no current context.
     pub(crate) fn relax(&self) -> Relaxed {
-        let (api, mut mode) = (self.0.driver.api(), RELAXED);
+        self.0.relax()
+    }
+
+    /// Copies between host memory and the GPU's memory, and waits for the copy. The stream is non-blocking: a copy on
+    /// the default stream would wait for the program's streams, and would end a capture on one of them.
+    ///
+    /// # Safety
+    /// `current` is of this GPU. Both ranges exist, and nobody else accesses the bytes that the copy writes.
+    pub(crate) unsafe fn copy(
+        &self,
+        current: &Current,
+        to: u64,
+        from: u64,
+        len: usize,
+    ) -> Result<(), CudaError> {
+        if len == 0 {
+            return Ok(());
+        }
+        let stream = self.0.stream(current)?;
+        // SAFETY: The caller promises the ranges. The stream is live as long as `Inner`.
+        unsafe {
+            current.cuMemcpyAsync(to, from, len, stream)?;
+            current.cuStreamSynchronize(stream)
+        }
+    }
+}
+
+impl Inner {
+    fn enter(&self) -> Result<Current, CudaError> {
+        // SAFETY: This value retains the context.
+        unsafe { self.driver.api().cuCtxPushCurrent_v2(self.context) }?;
+        Ok(Current(self.relax()))
+    }
+
+    fn relax(&self) -> Relaxed {
+        let (api, mut mode) = (self.driver.api(), RELAXED);
         // SAFETY: The driver swaps `mode` with the thread's mode.
         let exchanged = unsafe { api.cuThreadExchangeStreamCaptureMode(&mut mode) };
         Relaxed { api, before: exchanged.ok().map(|()| mode) }
+    }
+
+    /// Returns the stream of copies; the first call creates it.
+    fn stream(&self, current: &Current) -> Result<CUstream, CudaError> {
+        let mut stream = self.copies.lock().unwrap_or_else(PoisonError::into_inner);
+        if stream.is_null() {
+            let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+            // SAFETY: The driver writes a handle to `stream`, and `drop` destroys it.
+            unsafe { current.cuStreamCreate(&mut *stream, flags) }?;
+        }
+        Ok(*stream)
     }
 }
 
@@ -162,6 +211,12 @@ impl fmt::Debug for Gpu {
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        let stream = *self.copies.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if !stream.is_null() {
+            // Errors belong to earlier calls, or the process ends.
+            // SAFETY: Nobody else has the handle, and each copy has been waited for.
+            let _ = self.enter().and_then(|current| unsafe { current.cuStreamDestroy_v2(stream) });
+        }
         // This call fails only when the process ends and the driver is gone already.
         // SAFETY: `Gpu::open` retained the context once.
         let _ = unsafe { self.driver.api().cuDevicePrimaryCtxRelease_v2(self.device) };

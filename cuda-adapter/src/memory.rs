@@ -10,7 +10,8 @@ use cudarc::driver::sys::{CUmemRangeHandleType, CUpointer_attribute};
 use invar_linux::env::page_size;
 use invar_linux::memory::{HostMemory, OutOfRange};
 
-use crate::api::INVALID_VALUE;
+use crate::api::{INVALID_VALUE, NOT_SUPPORTED};
+use crate::pointer::attribute;
 use crate::{CudaError, Gpu, MemoryError, Pointer};
 
 /// A range of a GPU's memory; clones share it.
@@ -87,24 +88,27 @@ impl GpuMemory {
     }
 
     /// Copies bytes into the memory, and waits until they are there.
+    ///
+    /// The copy does not wait for work that the program has put on its streams, the default stream included.
+    /// If such work uses the bytes, wait for it first.
     pub fn write_at(&self, offset: usize, bytes: &[u8]) -> Result<(), MemoryError> {
         let to = self.locate(offset, bytes.len())?;
         let current = self.gpu.enter()?;
-        // SAFETY: Both ranges exist, and nobody writes `bytes` during the call. The null stream always exists.
-        unsafe {
-            current.cuMemcpyHtoD_v2(to, bytes.as_ptr().cast(), bytes.len())?;
-            // The call may return while the driver still copies its own copy of the bytes.
-            current.cuStreamSynchronize(ptr::null_mut())?;
-        }
-        Ok(())
+        let from = bytes.as_ptr().expose_provenance() as u64;
+        // SAFETY: Both ranges exist, and nobody writes `bytes` during the call.
+        Ok(unsafe { self.gpu.copy(&current, to, from, bytes.len()) }?)
     }
 
     /// Copies bytes out of the memory.
+    ///
+    /// The copy does not wait for work that the program has put on its streams, the default stream included.
+    /// If such work writes the bytes, wait for it first.
     pub fn read_at(&self, offset: usize, bytes: &mut [u8]) -> Result<(), MemoryError> {
         let from = self.locate(offset, bytes.len())?;
         let current = self.gpu.enter()?;
+        let to = bytes.as_mut_ptr().expose_provenance() as u64;
         // SAFETY: Both ranges exist, and this call borrows `bytes` exclusively.
-        Ok(unsafe { current.cuMemcpyDtoH_v2(bytes.as_mut_ptr().cast(), from, bytes.len()) }?)
+        Ok(unsafe { self.gpu.copy(&current, to, from, bytes.len()) }?)
     }
 
     /// Returns the driver's facts about the memory.
@@ -118,12 +122,39 @@ impl GpuMemory {
 
     /// Makes the driver's copies to and from the allocation synchronous, so that a NIC sees them
     /// (`CU_POINTER_ATTRIBUTE_SYNC_MEMOPS`). Call this before a NIC gets the memory.
-    pub fn sync_memops(&self) -> Result<(), CudaError> {
+    ///
+    /// The driver cannot do this for mapped memory (`cuMemMap`). There the call makes all copies of the GPU's primary
+    /// context synchronous (`CU_CTX_SYNC_MEMOPS`). Returns false if the driver cannot do that either (before CUDA
+    /// 12.1).
+    pub fn sync_memops(&self) -> Result<bool, CudaError> {
         let on: c_uint = 1;
         let attribute = CUpointer_attribute::CU_POINTER_ATTRIBUTE_SYNC_MEMOPS as u32;
         let current = self.gpu.enter()?;
         // SAFETY: The driver reads an integer from `on`.
-        unsafe { current.cuPointerSetAttribute((&raw const on).cast(), attribute, self.addr) }
+        match unsafe { current.cuPointerSetAttribute((&raw const on).cast(), attribute, self.addr) }
+        {
+            Ok(()) => Ok(true),
+            Err(error) if error.code() != Some(NOT_SUPPORTED) => Err(error),
+            Err(_) if !current.sets_context_flags() => Ok(false),
+            Err(_) => {
+                let mut flags = 0;
+                // SAFETY: The driver writes an integer to `flags`. The second call replaces all flags.
+                unsafe {
+                    current.cuCtxGetFlags(&mut flags)?;
+                    current.cuCtxSetFlags(flags | CONTEXT_SYNC_MEMOPS)?;
+                }
+                Ok(true)
+            }
+        }
+    }
+
+    /// Whether a NIC may reach the memory itself (`CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE`). Mapped memory
+    /// that was created without `gpuDirectRDMACapable` is out of its reach. Returns `None` if the driver does not
+    /// report this.
+    pub fn gpudirect(&self) -> Option<bool> {
+        let kind = CUpointer_attribute::CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE;
+        let capable: c_int = attribute(self.gpu.driver().api(), kind, self.addr).ok()?;
+        Some(capable != 0)
     }
 
     /// Exports the memory as a DMA-BUF. Call this only if [`GpuInfo::dma_buf`](crate::GpuInfo::dma_buf)
@@ -243,5 +274,7 @@ impl Gpu {
     }
 }
 
+/// `CU_CTX_SYNC_MEMOPS`.
+const CONTEXT_SYNC_MEMOPS: c_uint = 0x80;
 /// `CU_MEMHOSTALLOC_PORTABLE`.
 const FOR_EVERY_GPU: c_uint = 1;

@@ -17,7 +17,8 @@ pub struct Pointer {
     /// Number of the allocation; no other allocation of this process ever gets it
     /// (`CU_POINTER_ATTRIBUTE_BUFFER_ID`).
     pub buffer_id: u64,
-    /// Address of the allocation's first byte.
+    /// Address of the allocation's first byte. In reserved addresses (`cuMemMap`), each mapping is an allocation;
+    /// a driver before CUDA 11.7 reports the whole reservation instead.
     pub base: u64,
     /// Length of the allocation in bytes.
     pub len: usize,
@@ -53,18 +54,39 @@ impl Pointer {
             PointerKind::Device
         };
         let gpu: c_int = attribute(api, Attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, addr)?;
+        let (base, len) = bounds(api, addr)?;
         Ok(Some(Pointer {
             kind,
             gpu: u32::try_from(gpu).unwrap_or(0),
             buffer_id: attribute(api, Attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID, addr)?,
-            base: attribute(api, Attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, addr)?,
-            len: attribute(api, Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE, addr)?,
+            base,
+            len,
         }))
     }
 }
 
+/// Returns the first address and the length of the allocation at `addr`.
+fn bounds(api: &Api, addr: u64) -> Result<(u64, usize), CudaError> {
+    let base: u64 = attribute(api, Attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, addr)?;
+    let len: usize = attribute(api, Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE, addr)?;
+    // The range of mapped memory is its whole reservation, with other mappings and holes. The mapping of ordinary
+    // memory may be larger than the allocation. So the allocation is what both have.
+    let mapping: Result<(u64, usize), CudaError> =
+        attribute(api, Attribute::CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR, addr).and_then(|start| {
+            Ok((start, attribute(api, Attribute::CU_POINTER_ATTRIBUTE_MAPPING_SIZE, addr)?))
+        });
+    // A driver before CUDA 11.7 does not know mappings.
+    let Ok((start, room)) = mapping else { return Ok((base, len)) };
+    let (first, last) = (base.max(start), (base + len as u64).min(start + room as u64));
+    Ok(if (first..last).contains(&addr) { (first, (last - first) as usize) } else { (base, len) })
+}
+
 /// Reads an attribute whose value has the type `T`; cuda.h names the type of each attribute.
-fn attribute<T: Integer>(api: &Api, attribute: Attribute, addr: u64) -> Result<T, CudaError> {
+pub(crate) fn attribute<T: Integer>(
+    api: &Api,
+    attribute: Attribute,
+    addr: u64,
+) -> Result<T, CudaError> {
     let mut value = T::default();
     let to = (&raw mut value).cast();
     // SAFETY: The driver writes at most 8 bytes, a value of the attribute's type, which is the `Integer`
@@ -74,7 +96,7 @@ fn attribute<T: Integer>(api: &Api, attribute: Attribute, addr: u64) -> Result<T
 }
 
 /// A type that a pointer attribute can have.
-trait Integer: Default {}
+pub(crate) trait Integer: Default {}
 impl Integer for c_int {}
 impl Integer for u32 {}
 impl Integer for u64 {}

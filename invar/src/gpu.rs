@@ -58,7 +58,8 @@ impl Device {
         GpuPath::decide(gpu, &self.adapter().gpu_reach(), &settings.gpu)
     }
 
-    /// Decides the way for one piece of memory. Managed memory is always staged.
+    /// Decides the way for one piece of memory. Managed memory, and memory that was made without
+    /// `gpuDirectRDMACapable`, is always staged.
     pub(crate) fn memory_path(
         &self,
         memory: &GpuMemory,
@@ -66,11 +67,17 @@ impl Device {
     ) -> Result<GpuPath, CudaError> {
         let gpu = memory.gpu().info();
         let path = self.gpu_path(gpu, settings);
-        if !path.decision.path.is_direct() || memory.pointer()?.kind != PointerKind::Managed {
+        if !path.decision.path.is_direct() {
             return Ok(path);
         }
-        let reason = "the memory is managed, and moves between GPU and host".to_owned();
-        let decision = gdr::Decision { path: gdr::Path::Staging, reason };
+        let reason = if memory.pointer()?.kind == PointerKind::Managed {
+            "the memory is managed, and moves between GPU and host"
+        } else if memory.gpudirect() == Some(false) {
+            "the memory was created without gpuDirectRDMACapable"
+        } else {
+            return Ok(path);
+        };
+        let decision = gdr::Decision { path: gdr::Path::Staging, reason: reason.to_owned() };
         let flush = flush::decide(gpu, decision.path, settings.gpu.flush);
         Ok(GpuPath { decision, flush })
     }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::os::fd::AsFd;
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 
 use invar_core::nic::{Memory, NicError, Verb};
 use invar_cuda::gdr::Path;
@@ -81,7 +81,19 @@ impl MemoryRegion {
         let path = device.memory_path(memory, settings).map_err(cuda)?;
         log::info!("{} and GPU {} ({}): {path}", device.info().name, gpu.ordinal, gpu.name);
         let registration = if path.decision.path.is_direct() {
-            memory.sync_memops().map_err(cuda)?;
+            if !memory.sync_memops().map_err(cuda)? {
+                static WARNED: Once = Once::new();
+                WARNED.call_once(|| {
+                    log::warn!(
+                        "CUDA's driver cannot make copies to and from mapped memory of GPU {} ({}) synchronous, so \
+                         {} may send bytes before a copy has written them: wait for copies before each send, or use \
+                         a driver of CUDA 12.1 or later",
+                        gpu.ordinal,
+                        gpu.name,
+                        device.info().name
+                    );
+                });
+            }
             let by_dma_buf = path.decision.path == Path::DmaBuf;
             let dma_buf = by_dma_buf.then(|| memory.dma_buf()).transpose().map_err(cuda)?;
             let access = device.data_access();
@@ -122,7 +134,8 @@ impl MemoryRegion {
     /// Copies bytes from the region, from byte `offset` on, until `bytes` is full.
     ///
     /// The copy has all bytes of receives that are done. While a message arrives, each aligned word of 8
-    /// bytes is either old or new.
+    /// bytes is either old or new. A copy from GPU memory does not wait for work on the program's streams,
+    /// the default stream included.
     ///
     /// # Errors
     /// The bytes are not within the region, or the GPU's driver fails.
@@ -136,7 +149,8 @@ impl MemoryRegion {
     }
 
     /// Copies `bytes` into the region, from byte `offset` on. A send that is under way may carry the old
-    /// or the new bytes.
+    /// or the new bytes. A copy into GPU memory does not wait for work on the program's streams, the default stream
+    /// included.
     ///
     /// # Errors
     /// The bytes are not within the region, or the GPU's driver fails.

@@ -106,6 +106,11 @@ pub fn capture_mode() -> usize {
     last("capture mode ")
 }
 
+/// The flags that this process has given to a context last; 0 if it has given none.
+pub fn context_flags() -> usize {
+    last("context flags ")
+}
+
 /// The number in the last line that begins like this; 0 if there is no such line.
 fn last(prefix: &str) -> usize {
     let mut lines = noted(CALLS).into_iter().rev();

@@ -65,7 +65,7 @@ impl Port {
         let table = gid::table(opened, port_num, len);
         let gid = match link_layer {
             LinkLayer::Ethernet => gid::choose(&table, rules, peer),
-            LinkLayer::Infiniband => Ok(gid_of_infiniband(&table, rules)),
+            LinkLayer::Infiniband => Ok(gid_of_infiniband(&table)),
         };
         let gid = gid.map_err(|source| PortError::Gid { port_num, source })?;
         let attr = PortAttr {
@@ -76,7 +76,9 @@ impl Port {
             link_layer,
             port_num,
             lid: raw.lid,
+            needs_grh: raw.flags & IBV_QPF_GRH_REQUIRED != 0,
             active_mtu: Mtu::from_code(raw.active_mtu).unwrap_or_default(),
+            max_message_bytes: message_limit(raw.max_msg_sz),
             long_mtu_bytes: 0,
             gid: gid.entry.gid,
             gid_index: gid.entry.index,
@@ -89,13 +91,25 @@ impl Port {
     }
 }
 
-/// On InfiniBand, LIDs name peers within their subnet; Invar uses the GID only in messages.
-fn gid_of_infiniband(table: &[GidEntry], rules: &GidRules) -> ChosenGid {
-    let index = rules.index.unwrap_or(0);
-    let nameless =
-        GidEntry { index, gid: Gid::default(), roce_version: None, ifindex: 0, prefix_len: None };
-    let entry = table.iter().find(|entry| entry.index == index).copied().unwrap_or(nameless);
-    ChosenGid { entry, why: "InfiniBand: peers are named by LID".to_owned() }
+/// On InfiniBand, LIDs name peers within their subnet. GID 1 is chosen if it has a FLID, by which routers of other
+/// subnets reach it, and else GID 0 (`net_ib.cc ncclIbGetGidIndex` of later NCCL, with the default of
+/// `NCCL_IB_ROUTABLE_FLID_GID_INDEX`).
+fn gid_of_infiniband(table: &[GidEntry]) -> ChosenGid {
+    let at = |index| table.iter().find(|entry| entry.index == index).copied();
+    if let Some(entry) = at(1).filter(|entry| entry.gid.0[4..6] != [0; 2]) {
+        return ChosenGid { entry, why: "InfiniBand: it has a FLID".to_owned() };
+    }
+    let gid = Gid::default();
+    let nameless = GidEntry { index: 0, gid, roce_version: None, ifindex: 0, prefix_len: None };
+    let why = "InfiniBand: peers are named by LID".to_owned();
+    ChosenGid { entry: at(0).unwrap_or(nameless), why }
+}
+
+/// Length in bytes of the longest work request of a device that reports `max_msg_sz`; 0 if there is no limit.
+/// ConnectX reports 2³⁰, so two work requests carry any message. A smaller value is taken for no limit: rdma_rxe of
+/// older kernels reports 8 MiB and carries longer messages, and so many work requests would not fit the send queue.
+fn message_limit(max_msg_sz: u32) -> u32 {
+    if max_msg_sz < 1 << 30 { 0 } else { max_msg_sz }
 }
 
 /// Speed in megabits per second; 0 if the driver's codes are unknown.
@@ -119,6 +133,33 @@ fn speed_mbps(opened: &Opened, port_num: u8, raw: &ibv_port_attr) -> u32 {
         Err(error) => {
             log::warn!("{} port {port_num}: its speed is unknown: {error}", opened.name());
             0
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(index: u8, flid: u8) -> GidEntry {
+        let mut gid = Gid([0; 16]);
+        (gid.0[0], gid.0[1], gid.0[5], gid.0[15]) = (0xfe, 0x80, flid, index + 1);
+        GidEntry { index, gid, roce_version: None, ifindex: 0, prefix_len: None }
+    }
+
+    #[test]
+    fn an_infiniband_port_uses_gid_1_if_that_has_a_flid_and_else_gid_0() {
+        let (without, with) = ([entry(0, 0), entry(1, 0)], [entry(0, 0), entry(1, 7)]);
+        assert_eq!(gid_of_infiniband(&with).entry, with[1]);
+        assert_eq!(gid_of_infiniband(&without).entry, without[0]);
+        assert_eq!(gid_of_infiniband(&with[..1]).entry, with[0]);
+        assert_eq!(gid_of_infiniband(&[]).entry.gid, Gid::default());
+    }
+
+    #[test]
+    fn a_reported_limit_below_one_gibibyte_is_no_limit() {
+        for (reported, limit) in [(0, 0), (0x80_0000, 0), (1 << 30, 1 << 30), (1 << 31, 1 << 31)] {
+            assert_eq!(message_limit(reported), limit);
         }
     }
 }

@@ -166,6 +166,7 @@ pub struct ibv_port_attr {
 }
 
 pub const IBV_PORT_ACTIVE: u32 = 4;
+pub const IBV_QPF_GRH_REQUIRED: u8 = 1;
 pub const IBV_LINK_LAYER_INFINIBAND: u8 = 1;
 pub const IBV_LINK_LAYER_ETHERNET: u8 = 2;
 

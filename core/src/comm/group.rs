@@ -25,7 +25,7 @@ pub(super) struct Group {
     order: [u8; RECVS_MAX],
     /// Index in `order` of the first buffer that waits for its message; [`END`] if none waits.
     waiting: usize,
-    /// One bit for each buffer whose message is empty.
+    /// One bit for each buffer whose message is empty, and [`LONG`].
     empty: u32,
     /// Bytes of the matched messages.
     sizes: Sizes,
@@ -33,6 +33,9 @@ pub(super) struct Group {
     /// the group. So a group of any size is a chain that ends at the same index.
     wrs: SendList<{ END + 1 }>,
 }
+
+/// The bit in `empty` of a group with a message that is too long for one work request.
+const LONG: u32 = 1 << 31;
 
 /// The order in which the messages of a full row are expected.
 const IN_ORDER: u64 = u64::from_le_bytes([0, 1, 2, 3, 4, 5, 6, 7]);
@@ -184,7 +187,12 @@ impl Group {
         self.wrs.wrs()
     }
 
-    /// Returns whether all messages have bytes, so that each message is one work request.
+    /// Notes that a message of the group takes several work requests.
+    pub(super) fn note_long(&mut self) {
+        self.empty |= LONG;
+    }
+
+    /// Returns whether each message is exactly one work request.
     #[inline(always)]
     pub(super) fn is_full(&self) -> bool {
         self.empty == 0

@@ -10,7 +10,9 @@ use super::sizes::{SIZES_ROW_BYTES, Sizes, SizesRow, sizes_offset};
 use crate::conn::Verbs;
 use crate::fifo::{LEN_MAX, RECVS_MAX};
 use crate::math::{QP_SPLIT_ALIGN, QpPart, QpSplit};
-use crate::nic::{Link, Listed, Memory, Nic, NicError, NumSge, SendFlags, SendOpcode, SendWr, Sge};
+use crate::nic::{
+    Link, Listed, Memory, Nic, NicError, NumSge, PortAttr, SendFlags, SendOpcode, SendWr, Sge,
+};
 
 /// Rows of one buffer of at most this length take one queue pair, if the connection has several rails.
 pub(super) const SMALL_BYTES_MAX: u32 = 4096;
@@ -88,6 +90,16 @@ pub(super) fn next_split<N: Nic>(
     split.next_part_of(share.div_ceil(all).next_multiple_of(u64::from(QP_SPLIT_ALIGN)))
 }
 
+/// Returns the size in bytes of the longest work request on a port: a multiple of [`QP_SPLIT_ALIGN`] if a message may
+/// be longer.
+#[inline(always)]
+fn message_bytes_max(port: &PortAttr) -> u32 {
+    match port.max_message_bytes {
+        1..LEN_MAX => (port.max_message_bytes & !(QP_SPLIT_ALIGN - 1)).max(QP_SPLIT_ALIGN),
+        _ => LEN_MAX,
+    }
+}
+
 /// Returns the size in bytes of the largest message that fits whole into one work request.
 fn whole_bytes_max<N: Nic>(verbs: &Verbs<N>) -> u64 {
     let first_bytes_max = match verbs.qp_count() {
@@ -96,7 +108,8 @@ fn whole_bytes_max<N: Nic>(verbs: &Verbs<N>) -> u64 {
         _ if N::RAILS_MAX > 1 && verbs.rails.count > 1 => SMALL_BYTES_MAX,
         _ => QP_SPLIT_ALIGN,
     };
-    verbs.settings.ar_threshold_bytes.min(first_bytes_max).min(LEN_MAX).into()
+    let bytes_max = first_bytes_max.min(message_bytes_max(&verbs.port));
+    verbs.settings.ar_threshold_bytes.min(bytes_max).into()
 }
 
 /// The destination of a comm's messages.
@@ -107,6 +120,8 @@ pub(super) struct SendTarget {
     /// Size in bytes of the largest message that fits whole into the work request of its first queue
     /// pair.
     pub(super) whole_bytes_max: u64,
+    /// Size in bytes of the longest work request.
+    pub(super) message_bytes_max: u32,
     /// Address and key of the memory where the receiver takes the sizes of a group.
     sizes: Option<(u64, u32)>,
     /// Offset of the sender's own copy of the sizes in the control memory.
@@ -119,6 +134,7 @@ impl SendTarget {
             qps: verbs.qp_count().into(),
             ar_threshold_bytes: verbs.settings.ar_threshold_bytes,
             whole_bytes_max: whole_bytes_max(verbs),
+            message_bytes_max: message_bytes_max(&verbs.port),
             sizes,
             sizes_offset: sizes_offset(verbs.settings.depth().into()),
         }
@@ -127,6 +143,7 @@ impl SendTarget {
     /// Takes the peer's key for the sizes, and the number of queue pairs, of a new attempt on several rails.
     pub(super) fn move_to<N: Nic>(&mut self, verbs: &Verbs<N>, rkey: u32) {
         (self.qps, self.whole_bytes_max) = (verbs.qp_count().into(), whole_bytes_max(verbs));
+        self.message_bytes_max = message_bytes_max(&verbs.port);
         self.sizes = self.sizes.map(|(addr, _)| (addr, rkey));
     }
 
@@ -185,6 +202,22 @@ pub(super) const fn with_imm(token: u32, imm_data: u32) -> SendWr {
     SendWr { wr_id: token as u64, imm_data, opcode, flags, ..WRITE }
 }
 
+/// Posts WRITEs of the first bytes of `wr` until the device can carry the rest in one work request, and leaves the
+/// rest in `wr`. A device that carries 2³⁰ bytes needs one such WRITE, for which the send queue has room.
+#[inline(always)]
+fn post_excess<N: Nic>(verbs: &Verbs<N>, qp: &N::Qp, wr: &mut SendWr) -> Result<(), NicError> {
+    let max = message_bytes_max(verbs.port_of(verbs.nic.rail_of(qp)));
+    while wr.sge.length > max {
+        let (opcode, flags) = (SendOpcode::RdmaWrite, SendFlags::empty());
+        let piece = SendWr { opcode, flags, sge: Sge { length: max, ..wr.sge }, ..*wr };
+        verbs.nic.post_send(qp, &[piece])?;
+        wr.sge.addr = wr.sge.addr.wrapping_add(max.into());
+        wr.remote_addr = wr.remote_addr.wrapping_add(max.into());
+        wr.sge.length -= max;
+    }
+    Ok(())
+}
+
 /// Posts the shares of an ungrouped message; `whole` is the work request of the whole message. The message
 /// belongs to the row with index `row`. If it has an `only` queue pair, this one takes all of it.
 #[inline(never)]
@@ -205,10 +238,11 @@ pub(super) fn post_single<N: Nic>(
         Some(_) => Shares::NONE,
     };
     for qp in verbs.qps().skip(skipped).take(taken) {
-        let length = next_split(verbs, &shares, &mut split, qp, whole.sge.length).length;
+        wr.sge.length = next_split(verbs, &shares, &mut split, qp, whole.sge.length).length;
         wr.rkey = rkey_for(verbs, qp, row, (1, 0), whole.rkey);
         wr.sge.lkey = verbs.lkey_for(qp, whole.sge.lkey);
-        wr.sge.length = length;
+        post_excess(verbs, qp, &mut wr)?;
+        let length = wr.sge.length;
         if is_apart && length > 0 {
             let write = SendWr { opcode: SendOpcode::RdmaWrite, flags: SendFlags::empty(), ..wr };
             let end = with_imm(whole.wr_id as u32, whole.imm_data);
@@ -251,7 +285,8 @@ pub(super) fn post_parts<N: Nic>(
             wr
         });
         let parts = parts.filter(|part| part.sge.length > 0);
-        let wrs: heapless::Vec<_, { RECVS_MAX + 1 }> = parts.chain([end]).collect();
+        let mut wrs: heapless::Vec<_, { RECVS_MAX + 1 }> = parts.chain([end]).collect();
+        wrs.iter_mut().try_for_each(|wr| post_excess(verbs, qp, wr))?;
         // The sizes are sent once, before the immediate of the first queue pair completes.
         (end.remote_addr, end.rkey, end.sge) = Default::default();
         verbs.nic.post_send(qp, &wrs)

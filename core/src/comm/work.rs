@@ -24,8 +24,9 @@ pub struct Work {
 
 impl<N: Nic, S: Stream> SendComm<N, S> {
     /// The work requests that carry a message under way, one for each queue pair. In a group, an entry
-    /// of length 0 stands for no work request. Returns `None` while the message waits for others of its
-    /// group. Once the group is posted, call this before the next group begins.
+    /// of length 0 stands for no work request. An entry longer than the port carries at once stands for
+    /// several. Returns `None` while the message waits for others of its group. Once the group is posted,
+    /// call this before the next group begins.
     pub fn work(&mut self, request: &Request) -> Option<impl Iterator<Item = Work>> {
         let is_grouped = self.group.has(request);
         if is_grouped && self.base.gate == Gate::Group {

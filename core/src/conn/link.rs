@@ -1,5 +1,6 @@
 //! The common parts of both ends of a connection: the queue pairs and the description of the peer.
 
+mod address;
 mod rails;
 mod renew;
 
@@ -14,11 +15,12 @@ use crate::comm::KEYS_BYTES;
 use crate::error::{Ends, Error};
 use crate::fifo::{DEPTH_NCCL_2_14, SLOT_BYTES};
 use crate::nic::{
-    Access, AddressVector, Ece, LinkLayer, Memory, MemoryKeys, Mtu, Nic, NicError, PacketKeys,
-    PortAttr, QpCap, QpOptions, QpTransition, RtrAttr, RtsAttr, SourcePorts, Verb,
+    Access, Ece, LinkLayer, Memory, MemoryKeys, Mtu, Nic, NicError, PacketKeys, PortAttr, QpCap,
+    QpOptions, QpTransition, RtrAttr, RtsAttr, SourcePorts, Verb,
 };
 use crate::request::ROWS;
 use crate::roce::UDP_PORT;
+use address::address_of;
 use rails::{VerbsRails, lead_rail};
 
 /// The verbs resources of one comm, in the order in which they are released.
@@ -178,20 +180,6 @@ impl<N: Nic> Verbs<N> {
     ) -> Result<(), NicError> {
         let settings = &self.settings;
         let rail = self.nic.rail_of(qp);
-        let port = self.port_of(rail);
-        let is_global = port.link_layer == LinkLayer::Ethernet;
-        let ah = AddressVector {
-            is_global,
-            dgid: peer.info.gid,
-            sgid_index: port.gid_index,
-            hop_limit: 255,
-            traffic_class: settings.traffic_class,
-            dlid: peer.info.lid,
-            sl: settings.sl,
-            port_num: port.port_num,
-            udp_port: peer.udp_port,
-            udp_source_port: peer.udp_source_ports.port(qpn),
-        };
         let rtr = RtrAttr {
             path_mtu: peer.info.mtu,
             long_mtu_bytes: peer.long_mtu_bytes,
@@ -199,7 +187,7 @@ impl<N: Nic> Verbs<N> {
             rq_psn,
             max_dest_rd_atomic: peer.reads,
             min_rnr_timer: 12,
-            ah,
+            ah: address_of(peer, qpn, self.port_of(rail), settings),
             options: peer.options,
             packet_keys: self.packet_keys(peer.options, rail),
             peer_host: self.peer_host,

@@ -103,8 +103,14 @@ pub struct PortAttr {
     pub port_num: u8,
     /// Local identifier (InfiniBand only).
     pub lid: u16,
+    /// Whether each packet must have a global route header on InfiniBand (`IBV_QPF_GRH_REQUIRED`), as on a virtual
+    /// function.
+    pub needs_grh: bool,
     /// The largest path MTU that the port carries.
     pub active_mtu: Mtu,
+    /// Length in bytes of the longest work request (`max_msg_sz`); 0 if there is no limit below 2³¹ − 1. Longer
+    /// messages are sent in pieces.
+    pub max_message_bytes: u32,
     /// Payload bytes of the longer packets that two software NICs can exchange if both agree; 0 if the
     /// port has no longer packets.
     pub long_mtu_bytes: u32,
@@ -267,7 +273,8 @@ pub enum Resolution {
 /// Address of the peer (`struct ibv_ah_attr`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AddressVector {
-    /// Whether packets have a global route header; always true on Ethernet.
+    /// Whether packets have a global route header; always true on Ethernet. On InfiniBand true if the port requires
+    /// it, or if the peer is in another subnet.
     pub is_global: bool,
     /// The peer's GID.
     pub dgid: Gid,
@@ -277,7 +284,7 @@ pub struct AddressVector {
     pub hop_limit: u8,
     /// IP type of service; `NCCL_IB_TC`.
     pub traffic_class: u8,
-    /// The peer's LID (InfiniBand only).
+    /// The peer's LID, or its FLID from another subnet (InfiniBand only).
     pub dlid: u16,
     /// Service level; `NCCL_IB_SL`.
     pub sl: u8,

@@ -16,7 +16,7 @@ use invar_core::nic::{
     SendList, SendWr, SourcePorts, Verb, Wc,
 };
 use invar_core::param::PortRange;
-use invar_core::roce::qp::{RNR_NS_MAX, Tuning, WINDOW_PACKETS_MAX};
+use invar_core::roce::qp::{MESSAGE_BYTES_MAX, RNR_NS_MAX, Tuning, WINDOW_PACKETS_MAX};
 
 use super::capture::Capture;
 use super::device::{
@@ -195,7 +195,9 @@ impl SoftNic {
             link_layer: LinkLayer::Ethernet,
             port_num: 1,
             lid: 0,
+            needs_grh: false,
             active_mtu: mtu,
+            max_message_bytes: MESSAGE_BYTES_MAX,
             long_mtu_bytes,
             gid: Gid::from(ip),
             gid_index: 0,

@@ -8,11 +8,12 @@ use std::{fs, ptr};
 
 use rustix::fs::{MemfdFlags, memfd_create};
 
+use crate::memory::GRANULE;
 use crate::nic::DmaBuf;
 use crate::stream::Operation;
 use crate::{
     CAPTURE_MODE, CURRENT, Code, Driver, INVALID_CONTEXT, INVALID_DEVICE, INVALID_VALUE,
-    NOT_INITIALIZED, NOT_READY, OUT_OF_MEMORY, RELAXED, SETTINGS, driver,
+    NOT_INITIALIZED, NOT_READY, NOT_SUPPORTED, OUT_OF_MEMORY, RELAXED, SETTINGS, driver,
 };
 
 macro_rules! functions {
@@ -119,6 +120,18 @@ functions! {
         put(context, gpu + 1)
     }
 
+    fn cuCtxGetFlags(driver, flags: *mut c_uint) {
+        let gpu = driver.context()?;
+        put(flags, driver.flags[gpu])
+    }
+
+    fn cuCtxSetFlags(driver, flags: c_uint) {
+        let gpu = driver.context()?;
+        driver.flags[gpu] = flags;
+        SETTINGS.note(&format!("context flags {flags}"));
+        Ok(())
+    }
+
     fn cuMemAlloc_v2(driver, addr: *mut u64, len: usize) {
         let gpu = driver.context()?;
         put(addr, driver.memory.alloc(gpu, len)?)
@@ -161,6 +174,19 @@ functions! {
         Ok(())
     }
 
+    fn cuMemcpyAsync(driver, to: u64, from: u64, len: usize, stream: usize) {
+        driver.context()?;
+        // An address that is not the GPU's is the host's.
+        let mut place = |addr: u64| -> Result<usize, Code> {
+            if driver.memory.find(addr).is_ok_and(|(_, allocation)| !allocation.is_host) {
+                return Ok(driver.memory.content(addr, len)?.addr());
+            }
+            Ok(addr as usize)
+        };
+        let (to, from) = (place(to)?, place(from)?);
+        driver.streams.push(stream, Operation::Copy { to, from, len })
+    }
+
     fn cuMemcpyHtoDAsync_v2(driver, to: u64, from: *const u8, len: usize, stream: usize) {
         driver.context()?;
         let to = driver.memory.content(to, len)?.addr();
@@ -200,11 +226,26 @@ functions! {
         match attribute {
             2 => put(value.cast::<u32>(), if allocation.is_host { 1 } else { 2 }),
             6 => put(value.cast::<u32>(), allocation.sync_memops.into()),
-            7 => put(value.cast::<u64>(), allocation.buffer_id),
+            7 => {
+                // Each mapping has a number of its own.
+                let index = SETTINGS.mapping.map_or(0, |len| (addr - base) / len);
+                put(value.cast::<u64>(), allocation.buffer_id + (index << 32))
+            }
             8 => put(value.cast::<u32>(), (SETTINGS.is_managed && !allocation.is_host).into()),
             9 => put(value.cast::<c_int>(), allocation.gpu as c_int),
             11 => put(value.cast::<u64>(), base),
             12 => put(value.cast::<usize>(), allocation.len),
+            15 | 18 | 19 if SETTINGS.has_old_pointers => Err(INVALID_VALUE),
+            15 => put(value.cast::<u32>(), SETTINGS.is_gpudirect.into()),
+            // Ordinary memory is mapped in whole granules.
+            18 => {
+                let whole = (allocation.len as u64).next_multiple_of(GRANULE);
+                put(value.cast::<usize>(), SETTINGS.mapping.unwrap_or(whole) as usize)
+            }
+            19 => {
+                let before = SETTINGS.mapping.map_or(0, |len| (addr - base) / len * len);
+                put(value.cast::<u64>(), base + before)
+            }
             _ => Err(INVALID_VALUE),
         }
     }
@@ -214,6 +255,9 @@ functions! {
         let is_of_host = allocation.is_host || SETTINGS.is_managed;
         if attribute != 6 || is_of_host || value.is_null() {
             return Err(INVALID_VALUE);
+        }
+        if SETTINGS.mapping.is_some() {
+            return Err(NOT_SUPPORTED);
         }
         // SAFETY: the driver's caller gives a pointer to an integer for this attribute.
         allocation.sync_memops = unsafe { *value } != 0;

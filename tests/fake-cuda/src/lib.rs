@@ -18,6 +18,9 @@
 //! | `FAKE_CUDA_ATTRIBUTES` | `NUMBER=VALUE,…` for all GPUs; the driver does not know `NUMBER=` |
 //! | `FAKE_CUDA_FAIL` | `FUNCTION=CODE,…`: functions that fail, and their error codes |
 //! | `FAKE_CUDA_MANAGED` | 1: every allocation is managed memory |
+//! | `FAKE_CUDA_MAPPING` | BYTES: allocations are reservations (`cuMemMap`) of mappings of so many bytes each |
+//! | `FAKE_CUDA_OLD_POINTERS` | 1: the driver knows neither mappings nor whether a NIC may reach memory |
+//! | `FAKE_CUDA_GPUDIRECT` | 0: memory is created without `gpuDirectRDMACapable` |
 //! | `FAKE_CUDA_QUERIES` | queries of an event for each operation before it; default 1 |
 //! | `FAKE_CUDA_CAPTURES` | 1: the program captures a stream, so calls that may wait need a relaxed thread |
 //! | `FAKE_CUDA_CALLS` | file for a line for each call, and `pinned BYTES` and `capture mode N` at each change |
@@ -48,7 +51,9 @@ const INVALID_DEVICE: Code = 101;
 const INVALID_CONTEXT: Code = 201;
 const INVALID_HANDLE: Code = 400;
 const NOT_READY: Code = 600;
+const NOT_SUPPORTED: Code = 801;
 const CAPTURE_UNSUPPORTED: Code = 900;
+const CAPTURE_IMPLICIT: Code = 906;
 
 /// The capture mode in which a thread may make any call: `CU_STREAM_CAPTURE_MODE_RELAXED`.
 const RELAXED: c_uint = 2;
@@ -64,11 +69,16 @@ const UNSAFE_IN_CAPTURE: [&str; 8] = [
     "cuEventQuery",
 ];
 
+/// The functions that use the default stream, and so fail on any thread while the program captures a blocking one.
+const ON_DEFAULT_STREAM: [&str; 2] = ["cuMemcpyHtoD_v2", "cuMemcpyDtoH_v2"];
+
 #[derive(Default)]
 struct Driver {
     initialized: bool,
     /// The number of times that each GPU's primary context is retained.
     retained: Vec<u32>,
+    /// The flags of each GPU's primary context.
+    flags: Vec<u32>,
     memory: Memory,
     streams: Streams,
     /// The exported DMA-BUFs, by inode.
@@ -78,7 +88,9 @@ struct Driver {
 static SETTINGS: LazyLock<Settings> = LazyLock::new(Settings::from_env);
 static DRIVER: LazyLock<Mutex<Driver>> = LazyLock::new(|| {
     let retained = vec![0; SETTINGS.gpus.len()];
-    Mutex::new(Driver { retained, ..Driver::default() })
+    // The program has chosen to wait in the kernel: `CU_CTX_SCHED_BLOCKING_SYNC`.
+    let flags = vec![4; SETTINGS.gpus.len()];
+    Mutex::new(Driver { retained, flags, ..Driver::default() })
 });
 
 thread_local! {
@@ -93,6 +105,9 @@ fn driver(function: &str) -> Result<MutexGuard<'static, Driver>, Code> {
     SETTINGS.called(function)?;
     if SETTINGS.captures && UNSAFE_IN_CAPTURE.contains(&function) && CAPTURE_MODE.get() != RELAXED {
         return Err(CAPTURE_UNSUPPORTED);
+    }
+    if SETTINGS.captures && ON_DEFAULT_STREAM.contains(&function) {
+        return Err(CAPTURE_IMPLICIT);
     }
     let driver = DRIVER.lock().unwrap();
     if driver.initialized || function == "cuInit" { Ok(driver) } else { Err(NOT_INITIALIZED) }

@@ -12,7 +12,7 @@ use crate::{Code, INVALID_VALUE, OUT_OF_MEMORY};
 /// it.
 const ADDRESSES: usize = 16 << 30;
 /// The driver's allocator rounds lengths to a multiple of this.
-const GRANULE: u64 = 2 << 20;
+pub(crate) const GRANULE: u64 = 2 << 20;
 
 #[derive(Default)]
 pub(crate) struct Memory {

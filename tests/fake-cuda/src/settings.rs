@@ -12,6 +12,10 @@ pub(crate) struct Settings {
     attributes: HashMap<i32, Option<i32>>,
     fail: HashMap<String, Code>,
     pub(crate) is_managed: bool,
+    /// The length of a mapping, if allocations are reservations of mappings.
+    pub(crate) mapping: Option<u64>,
+    pub(crate) has_old_pointers: bool,
+    pub(crate) is_gpudirect: bool,
     pub(crate) queries: u32,
     pub(crate) captures: bool,
     calls: Option<String>,
@@ -39,6 +43,9 @@ impl Settings {
                 .map(|(name, code)| (name.to_owned(), code.parse().expect("a code")))
                 .collect(),
             is_managed: is_on("FAKE_CUDA_MANAGED"),
+            mapping: env::var("FAKE_CUDA_MAPPING").ok().map(|n| n.parse().expect("a number")),
+            has_old_pointers: is_on("FAKE_CUDA_OLD_POINTERS"),
+            is_gpudirect: !env::var("FAKE_CUDA_GPUDIRECT").is_ok_and(|set| set == "0"),
             queries: env::var("FAKE_CUDA_QUERIES").map_or(1, |n| n.parse().expect("a number")),
             captures: is_on("FAKE_CUDA_CAPTURES"),
             calls: env::var("FAKE_CUDA_CALLS").ok(),

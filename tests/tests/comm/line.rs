@@ -29,7 +29,11 @@ impl Line {
 
     /// Connects two ports, with so many bytes of memory at each end.
     pub(crate) fn with(settings: [CommSettings; 2], bytes: usize) -> Self {
-        let nics = NullNic::ports::<2>().map(Meddler::new);
+        Line::on(NullNic::ports().map(Meddler::new), settings, bytes)
+    }
+
+    /// Connects these two ports, with so many bytes of memory at each end.
+    pub(crate) fn on(nics: [Meddler; 2], settings: [CommSettings; 2], bytes: usize) -> Self {
         let duo = duo::connect(nics.each_ref(), settings, || {}).expect("a connection");
         let from = Buffer::new(&nics[0], &duo.send_pd, bytes);
         let to = Buffer::new(&nics[1], &duo.recv_pd, bytes);

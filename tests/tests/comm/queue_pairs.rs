@@ -6,8 +6,8 @@ use invar_core::auth::Session;
 use invar_core::conn::wire::{MESSAGE_BYTES_MAX, PREFACE_BYTES, TIME_BYTES};
 use invar_core::conn::{Acceptor, CommSettings, Connector, Stream, Wire};
 use invar_core::nic::{
-    Access, AddressVector, LinkLayer, Mtu, Nic, PortAttr, QpCap, QpOptions, QpTransition, RtrAttr,
-    RtsAttr,
+    Access, AddressVector, Gid, LinkLayer, Mtu, Nic, PortAttr, QpCap, QpOptions, QpTransition,
+    RtrAttr, RtsAttr,
 };
 use invar_testkit::duo;
 use invar_testkit::null::NullNic;
@@ -147,6 +147,37 @@ fn an_infiniband_port_names_its_peer_by_lid() {
     for (nic, dlid) in nics.iter().zip([71, 70]) {
         let [attr] = rtr(&nic.plan)[..] else { panic!("one queue pair") };
         assert_eq!((attr.ah.is_global, attr.ah.dlid), (false, dlid));
+    }
+}
+
+#[test]
+fn packets_have_a_global_route_where_the_port_requires_it_or_the_peer_is_in_another_subnet() {
+    // A GID with its FLID and its subnet. The end's LID is 70.
+    let gid =
+        |(flid, subnet), i| Gid([0xfe, 0x80, 0, 0, 0, flid, 0, subnet, 0, 0, 0, 0, 0, 0, 0, i]);
+    let (near, far, nameless) = ((7, 1), (8, 2), (0, 2));
+    for (wire, needs_grh, ends, is_global, dlids) in [
+        (Wire::Invar, false, [near, near], false, [70, 70]),
+        (Wire::Invar, true, [near, near], true, [70, 70]),
+        (Wire::Invar, false, [near, far], true, [8, 7]),
+        (Wire::Invar, true, [near, far], true, [8, 7]),
+        (Wire::Invar, false, [near, nameless], true, [70, 7]),
+        (Wire::Nccl214, false, [near, far], false, [70, 70]),
+        (Wire::Nccl214, true, [near, far], true, [70, 70]),
+    ] {
+        let nics = nics(|i, port| {
+            (port.link_layer, port.lid) = (LinkLayer::Infiniband, 70);
+            (port.needs_grh, port.gid) = (needs_grh, gid(ends[i], i as u8));
+        });
+        let [a, b] = &nics;
+        let settings = CommSettings { wire, ..CommSettings::default() };
+        let mut duo = duo::connect([a, b], [settings; 2], || {}).expect("a connection");
+        assert_eq!(duo.send.isend(&Default::default(), 0), Ok(None));
+        for (i, nic) in nics.iter().enumerate() {
+            let [attr] = rtr(&nic.plan)[..] else { panic!("one queue pair") };
+            assert_eq!((attr.ah.is_global, attr.ah.dlid), (is_global, dlids[i]));
+            assert_eq!(attr.ah.dgid, gid(ends[1 - i], 1 - i as u8));
+        }
     }
 }
 

@@ -4,16 +4,23 @@
 use invar_core::comm::{RecvBuf, Request, SendBuf};
 use invar_core::conn::{CommSettings, Wire};
 use invar_core::error::Error;
-use invar_core::nic::{SendFlags, SendOpcode, SendWr};
+use invar_core::nic::{Nic, PortAttr, SendFlags, SendOpcode, SendWr};
+use invar_testkit::null::NullNic;
 use invar_testkit::pattern::pattern;
 
 use crate::line::Line;
+use crate::meddler::Meddler;
 
 const BYTES_MAX: usize = 20_000;
 
 /// Connects two ends. The sender's memory contains a pattern.
 fn connected(settings: CommSettings) -> Line {
-    let mut line = Line::with([settings; 2], BYTES_MAX);
+    connected_on(NullNic::ports().map(Meddler::new), settings)
+}
+
+/// Connects these ports. The memory of the first contains a pattern.
+fn connected_on(nics: [Meddler; 2], settings: CommSettings) -> Line {
+    let mut line = Line::on(nics, [settings; 2], BYTES_MAX);
     assert_eq!(line.duo.send.isend(&Default::default(), 0), Ok(None));
     line.from.write(0, &pattern(0, BYTES_MAX));
     line
@@ -99,6 +106,67 @@ fn above_the_adaptive_routing_threshold_the_immediate_goes_apart() {
     assert_eq!(carry(&mut always, 0, 1).len(), 1);
     let never = CommSettings { ar_threshold_bytes: u32::MAX, ..CommSettings::default() };
     assert_eq!(carry(&mut connected(never), 19_000, 19_000).len(), 1);
+}
+
+/// Connects two ends whose ports carry work requests of 1 KiB and some bytes.
+fn connected_in_pieces(settings: CommSettings) -> Line {
+    let nics = NullNic::ports::<2>().map(Meddler::new);
+    for nic in &nics {
+        let port = nic.query_port().expect("a port");
+        nic.plan.port.set(Some(PortAttr { max_message_bytes: 1030, ..port }));
+    }
+    connected_on(nics, settings)
+}
+
+#[test]
+fn a_message_longer_than_a_work_request_of_the_port_arrives_whole_in_pieces() {
+    let (write, end) = (SendOpcode::RdmaWrite, SendOpcode::RdmaWriteWithImm);
+    let (none, signaled) = (SendFlags::empty(), SendFlags::SIGNALED);
+    for wire in [Wire::Invar, Wire::Nccl214] {
+        for (qps, ar_threshold_bytes) in [(1, u32::MAX), (1, 0), (3, u32::MAX), (3, 0)] {
+            let settings = CommSettings { wire, qps, ar_threshold_bytes, ..Default::default() };
+            let mut line = connected_in_pieces(settings);
+            let posted = carry(&mut line, 2560 * u32::from(qps), 19_000);
+            let mut works = vec![(write, none, 1024), (write, none, 1024)];
+            match ar_threshold_bytes {
+                0 => works.extend([(write, none, 512), (end, signaled, 0)]),
+                _ => works.push((end, signaled, 512)),
+            }
+            let seen = posted.iter().map(|(_, wr)| (wr.opcode, wr.flags, wr.sge.length));
+            assert_eq!(seen.collect::<Vec<_>>(), works.repeat(qps.into()));
+            for len in [1024, 1025, 1030, 1031, 2048, 2049] {
+                carry(&mut line, len, len);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_group_with_a_message_longer_than_a_work_request_of_the_port_arrives_whole() {
+    for qps in [1, 3] {
+        let mut line = connected_in_pieces(CommSettings { qps, ..CommSettings::default() });
+        for lens in [[8, 9000], [9000, 8], [8, 9], [0, 9000]] {
+            line.to.write(0, &[0xee; BYTES_MAX]);
+            let room = |i: usize| line.to.room(9100 * i, 9000, i as u32);
+            let received = line.duo.irecv(&[0, 1].map(room));
+            line.nics[0].plan.posted.borrow_mut().clear();
+            let sent = [0, 1].map(|i: usize| {
+                let message = line.from.message(9100 * i, lens[i]);
+                line.duo.isend(&message, i as u32)
+            });
+            let posted = line.nics[0].plan.posted.take();
+            assert!(posted.iter().all(|(_, wr)| wr.sge.length <= 1024), "{posted:?}");
+            for (request, len) in sent.iter().zip(lens) {
+                assert_eq!(line.duo.send.test(request), Ok(Some(len)));
+            }
+            assert_eq!(line.duo.recv.test(&received), Ok(Some(&lens[..])));
+            for (i, len) in lens.into_iter().enumerate() {
+                let (at, len) = (9100 * i, len as usize);
+                assert_eq!(line.to.read(at, len), line.from.read(at, len));
+                assert_eq!(line.to.read(at + len, 8), [0xee; 8], "behind {len} bytes");
+            }
+        }
+    }
 }
 
 #[test]

@@ -349,3 +349,49 @@ fn memory_that_is_freed_while_it_is_registered_and_allocated_again_is_registered
         raw::deregister(&rig.device, first).unwrap_err();
     });
 }
+
+#[test]
+fn a_range_of_several_mappings_shares_no_registration_since_a_mapping_may_be_replaced() {
+    fake().set("FAKE_CUDA_MAPPING", "2097152").run(|| {
+        let rig = rig();
+        let memory = GpuMemory::alloc(&Gpu::open(rig.driver, 0).unwrap(), 4 << 20).unwrap();
+        let register = |memory: &GpuMemory| {
+            let dma_buf = memory.dma_buf().unwrap();
+            let dma_buf = Some((dma_buf.as_fd(), dma_buf.offset));
+            let range = GpuRange { addr: memory.addr(), len: memory.len(), dma_buf };
+            // SAFETY: no transfer uses the memory.
+            unsafe { raw::register_gpu(&rig.device, &range) }.unwrap()
+        };
+        let one = part(&memory, 0, 2 << 20);
+        let keys = [&memory, &memory, &one, &one].map(register);
+        assert!(keys[0] != keys[1] && keys[1] != keys[2] && keys[0] != keys[2]);
+        assert_eq!(keys[2], keys[3]);
+        for keys in keys {
+            raw::deregister(&rig.device, keys).unwrap();
+        }
+    });
+}
+
+#[test]
+fn mapped_memory_is_a_region_with_a_driver_that_cannot_make_its_copies_wait() {
+    let fake = fake().set("FAKE_CUDA_MAPPING", "2097152").without("cuCtxSetFlags");
+    fake.run(|| {
+        let mut rig = rig();
+        let (from, to) = (rig.gpu_region(0, 5000), rig.gpu_region(0, 5000));
+        assert_eq!(from.gpu_path().unwrap().decision.path, Path::DmaBuf);
+        rig.check(&from, &to);
+    });
+}
+
+#[test]
+fn memory_that_was_created_without_gpudirect_is_staged() {
+    fake().set("FAKE_CUDA_GPUDIRECT", "0").run(|| {
+        let mut rig = rig();
+        let (from, to) = (rig.gpu_region(0, 5000), rig.gpu_region(0, 5000));
+        let path = from.gpu_path().unwrap().to_string();
+        let text = "staging: the memory was created without gpuDirectRDMACapable; no flush: ";
+        assert!(path.starts_with(text), "{path}");
+        rig.check(&from, &to);
+        assert_eq!(dma_bufs(), [""; 0]);
+    });
+}

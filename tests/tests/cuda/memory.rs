@@ -35,7 +35,7 @@ fn bytes_outside_are_refused_before_the_driver_is_asked() {
             assert_eq!(error, text);
             assert!(memory.read_at(offset, &mut vec![0; len]).is_err());
         }
-        assert_eq!(calls("cuMemcpyHtoD_v2") + calls("cuMemcpyDtoH_v2"), 0);
+        assert_eq!(calls("cuMemcpyAsync"), 0);
     });
 }
 
@@ -127,5 +127,41 @@ fn a_driver_too_old_for_dma_bufs_does_the_rest() {
         let error = memory.dma_buf().unwrap_err();
         let text = "this CUDA driver has no cuMemGetHandleForAddressRange: a newer one is needed";
         assert_eq!((error.to_string().as_str(), error.code()), (text, None));
+    });
+}
+
+#[test]
+fn bytes_go_in_and_come_out_while_the_program_captures_a_blocking_stream() {
+    FakeCuda::new().set("FAKE_CUDA_CAPTURES", "1").run(|| {
+        let memory = GpuMemory::alloc(&gpu(), 100).unwrap();
+        memory.write_at(10, b"nickel").unwrap();
+        let mut bytes = [0; 6];
+        memory.read_at(10, &mut bytes).unwrap();
+        assert_eq!(&bytes, b"nickel");
+        drop(memory);
+        assert_eq!((calls("cuStreamCreate"), calls("cuStreamDestroy_v2")), (1, 1));
+    });
+}
+
+/// The base and the length of the allocation at the first byte of the second mapping of 3.
+fn second_mapping() -> (u64, usize) {
+    let memory = GpuMemory::alloc(&gpu(), 6 << 20).unwrap();
+    let addr = memory.addr() + (2 << 20);
+    let found = Pointer::query(memory.gpu().driver(), addr).unwrap().unwrap();
+    (found.base - memory.addr(), found.len)
+}
+
+#[test]
+fn mapped_memory_is_an_allocation_for_each_mapping() {
+    FakeCuda::new().set("FAKE_CUDA_MAPPING", "2097152").run(|| {
+        assert_eq!(second_mapping(), (2 << 20, 2 << 20));
+    });
+}
+
+#[test]
+fn an_old_driver_tells_the_reservation_of_mapped_memory() {
+    let fake = FakeCuda::new().set("FAKE_CUDA_OLD_POINTERS", "1");
+    fake.set("FAKE_CUDA_MAPPING", "2097152").run(|| {
+        assert_eq!(second_mapping(), (0, 6 << 20));
     });
 }

@@ -3,7 +3,7 @@
 use invar::Device;
 use invar::raw::{self, GpuRange};
 use invar_cuda::{BufferDomains, Driver, Gpu, GpuMemory};
-use invar_testkit::fake_cuda::{FakeCuda, calls};
+use invar_testkit::fake_cuda::{FakeCuda, calls, context_flags};
 
 #[test]
 fn a_numbers_turn_comes_again_only_after_its_registrations() {
@@ -49,5 +49,24 @@ fn a_nic_that_does_not_reach_a_gpu_is_not_given_its_memory() {
         let pinned = gpu.pinned(4096).unwrap();
         let error = register(pinned.as_ptr().addr() as u64);
         assert!(error.ends_with("there is memory of the host, not of a GPU"), "{error}");
+    });
+}
+
+#[test]
+fn copies_of_mapped_memory_are_made_to_wait_by_the_context_whose_other_flags_stay() {
+    FakeCuda::new().set("FAKE_CUDA_MAPPING", "2097152").run(|| {
+        let gpu = Gpu::open(Driver::open().unwrap(), 0).unwrap();
+        assert_eq!(GpuMemory::alloc(&gpu, 4096).unwrap().sync_memops(), Ok(true));
+        // CU_CTX_SYNC_MEMOPS, and CU_CTX_SCHED_BLOCKING_SYNC from before.
+        assert_eq!(context_flags(), 0x84);
+    });
+}
+
+#[test]
+fn an_old_driver_cannot_make_copies_of_mapped_memory_wait_and_says_so() {
+    let fake = FakeCuda::new().set("FAKE_CUDA_MAPPING", "2097152");
+    fake.without("cuCtxSetFlags").run(|| {
+        let gpu = Gpu::open(Driver::open().unwrap(), 0).unwrap();
+        assert_eq!(GpuMemory::alloc(&gpu, 4096).unwrap().sync_memops(), Ok(false));
     });
 }

@@ -84,6 +84,20 @@ pub(crate) fn just_loaded() -> Library {
 pub(crate) static WITH_ECE: Library =
     Library { query_ece: Some(query_ece), set_ece: Some(set_ece), ..OLD };
 
+/// An old library with a driver of ECE, whose firmware has none. The driver, mlx5, then offers no options.
+pub(crate) static WITHOUT_ECE_IN_FIRMWARE: Library =
+    Library { query_ece: Some(query_no_ece), set_ece: Some(set_no_ece), ..OLD };
+
+unsafe extern "C" fn query_no_ece(_: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
+    // SAFETY: The caller gives room for the result.
+    unsafe { ece.write(ibv_ece { options: 0, ..ECE }) };
+    0
+}
+
+unsafe extern "C" fn set_no_ece(_: *mut ibv_qp, _: *mut ibv_ece) -> c_int {
+    libc::EOPNOTSUPP
+}
+
 /// The driver's ECE offer.
 pub(crate) const ECE: ibv_ece = ibv_ece { vendor_id: 0x15b3, options: 5, comp_mask: 0 };
 

@@ -8,7 +8,7 @@ use invar_test_wait::until;
 use super::*;
 use crate::fake::{
     BARE, ECE, Fake, GID_ENTRY, LIBRARY, MAX_CQE, WITH_AH, WITH_CHANNELS, WITH_ECE, WITH_GID_TABLE,
-    WITH_IOVA2, WITH_STATE, just_loaded,
+    WITH_IOVA2, WITH_STATE, WITHOUT_ECE_IN_FIRMWARE, just_loaded,
 };
 use crate::sys::*;
 
@@ -196,8 +196,15 @@ fn what_a_driver_offers_beyond_the_verbs_goes_both_ways() {
 fn an_old_library_offers_nothing_beyond_the_verbs() {
     let rig = Rig::new();
     assert_eq!(rig.nic.query_ece(&rig.qp), None);
-    let error = rig.nic.set_ece(&rig.qp, &Ece::default()).unwrap_err();
-    assert_eq!(error.errno, libc::EOPNOTSUPP);
+    rig.nic.set_ece(&rig.qp, &Ece::default()).expect("a queue pair without ECE");
+}
+
+#[test]
+fn a_driver_whose_firmware_has_no_ece_offers_none_and_goes_on_without() {
+    let rig = Rig::on(&WITHOUT_ECE_IN_FIRMWARE);
+    assert_eq!(rig.nic.query_ece(&rig.qp), None);
+    let offer = Ece { vendor_id: ECE.vendor_id, options: ECE.options, comp_mask: 0 };
+    rig.nic.set_ece(&rig.qp, &offer).expect("a queue pair without ECE");
 }
 
 /// The library's `ibv_query_gid` knows only one other GID, with index 0.

@@ -86,8 +86,8 @@ impl Qp {
         // SAFETY: The queue pair exists, and `ece` has room for the result.
         let rc = unsafe { query_ece(self.raw(), &mut ece) };
         let ibv_ece { vendor_id, options, comp_mask } = ece;
-        // A driver may have the call and report vendor 0: then it has no ECE options.
-        (rc == 0 && vendor_id != 0).then_some(Ece { vendor_id, options, comp_mask })
+        // A driver may have the call and report vendor 0, or, as mlx5 without ECE in the firmware, no options.
+        (rc == 0 && vendor_id != 0 && options != 0).then_some(Ece { vendor_id, options, comp_mask })
     }
 
     pub(super) fn set_ece(&self, ece: &Ece) -> Result<(), NicError> {
@@ -96,7 +96,8 @@ impl Qp {
         // SAFETY: The queue pair exists.
         let set = self.library().set_ece.map(|set_ece| unsafe { set_ece(self.raw(), &mut raw) });
         match set.unwrap_or(libc::EOPNOTSUPP) {
-            0 => Ok(()),
+            // Without ECE the queue pair does what the verbs say, as over NCCL (`ibvwrap.cc wrap_ibv_set_ece`).
+            0 | libc::EOPNOTSUPP => Ok(()),
             rc => {
                 Err(errno::of(Verb::SetEce, rc).with("vendor", vendor_id).with("options", options))
             }

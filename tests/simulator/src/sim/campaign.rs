@@ -63,7 +63,7 @@ pub struct Failure {
 }
 
 impl Summary {
-    /// Whether [`HISTORIES_ENOUGH`] histories passed, and a fault never met a state that it can meet.
+    /// Whether enough histories passed (a million), and a fault never met a state that it can meet.
     pub fn lacks_pairs(&self) -> bool {
         let Simulation { faults, apart, .. } = self.simulation;
         self.passed >= HISTORIES_ENOUGH && !self.total.coverage.never_met(faults, apart).is_empty()

@@ -6,6 +6,7 @@ use invar_core::nic::{
     Access, Gid, LinkLayer, Memory, MemoryKeys, Nic, NicError, PollError, PortAttr, PortState,
     QpCap, QpOptions, QpTransition, RecvWr, Resolution, SendWr, Verb, Wc,
 };
+use invar_core::roce::qp::MESSAGE_BYTES_MAX;
 use invar_linux::memory::HostMemory;
 use invar_linux::soft::{Device, QpConfig};
 
@@ -125,7 +126,9 @@ impl Nic for SimNic {
             link_layer: LinkLayer::Ethernet,
             port_num: 1,
             lid: 0,
+            needs_grh: false,
             active_mtu: host.mtu,
+            max_message_bytes: MESSAGE_BYTES_MAX,
             long_mtu_bytes: host.long_mtu_bytes,
             gid: Gid::from(address.ip()),
             gid_index: 0,

@@ -1,0 +1,39 @@
+//! The address vector of a peer's queue pair.
+
+use super::Peer;
+use crate::conn::{CommSettings, Wire};
+use crate::nic::{AddressVector, LinkLayer, PortAttr};
+
+/// Returns the address vector from a port to the peer's queue pair `qpn`.
+///
+/// On InfiniBand, packets take a global route header where the port requires one, and into another subnet. A GID has
+/// its subnet in bytes 6 and 7. Bytes 4 and 5 are the FLID, the LID by which routers of other subnets reach the GID;
+/// without a FLID the peer's LID is taken (`net_ib.cc ncclIbRtrQp` of later NCCL).
+pub(super) fn address_of(
+    peer: &Peer,
+    qpn: u32,
+    port: &PortAttr,
+    settings: &CommSettings,
+) -> AddressVector {
+    let (ours, theirs) = (&port.gid.0, &peer.info.gid.0);
+    let is_infiniband = port.link_layer == LinkLayer::Infiniband;
+    // NCCL 2.14 leaves the GID of its message unset on InfiniBand.
+    let has_gids = settings.wire == Wire::Invar;
+    let crosses = is_infiniband && has_gids && ours[6..8] != theirs[6..8];
+    let dlid = match u16::from_be_bytes([theirs[4], theirs[5]]) {
+        flid if crosses && flid != 0 => flid,
+        _ => peer.info.lid,
+    };
+    AddressVector {
+        is_global: !is_infiniband || port.needs_grh || crosses,
+        dgid: peer.info.gid,
+        sgid_index: port.gid_index,
+        hop_limit: 255,
+        traffic_class: settings.traffic_class,
+        dlid,
+        sl: settings.sl,
+        port_num: port.port_num,
+        udp_port: peer.udp_port,
+        udp_source_port: peer.udp_source_ports.port(qpn),
+    }
+}
