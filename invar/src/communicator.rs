@@ -304,6 +304,10 @@ impl Drop for Communicator {
             std::mem::forget((Arc::clone(&self.core), Arc::clone(&self.dump)));
             return std::mem::forget((self._on_signal.take(), self._meeting.take()));
         }
+        if std::thread::panicking() {
+            // An operation of this rank may wait for what its program sends no more.
+            self.abort("its program has panicked");
+        }
         self.core.queue.close();
         if self.worker.take().is_some_and(queue::Worker::join) {
             // A waker drops the communicator on the worker's own thread.

@@ -19,9 +19,12 @@ pyo3::create_exception!(
 /// Makes an exception of an error.
 #[cold]
 pub(crate) fn raised(py: Python<'_>, error: &invar::Error) -> PyErr {
-    let raised = Error::new_err(error.to_string());
     let kind = format!("{:?}", error.kind()).to_lowercase();
-    let value = raised.value(py);
+    // PyO3 would make the value of `Error::new_err` later, when Python may have ended.
+    let value = match py.get_type::<Error>().call1((error.to_string(),)) {
+        Ok(value) => value,
+        Err(other) => return other,
+    };
     let fields = value
         .setattr("kind", kind)
         .and_then(|()| value.setattr("rank", error.rank()))
@@ -30,7 +33,7 @@ pub(crate) fn raised(py: Python<'_>, error: &invar::Error) -> PyErr {
         .and_then(|()| value.setattr("is_timeout", error.is_timeout()))
         .and_then(|()| value.setattr("is_connection_lost", error.is_connection_lost()));
     match fields {
-        Ok(()) => raised,
+        Ok(()) => PyErr::from_value(value),
         Err(other) => other,
     }
 }

@@ -57,6 +57,9 @@ def cases(dtype, n):
     split = [1 + (rank + peer) % 3 for peer in range(size)]
     yield "uneven all_to_all_single", lambda g, t, out: dist.all_to_all_single(
         out, t, split, split, group=g), x(sum(split), 2), torch.zeros(sum(split), 2, dtype=dtype)
+    even = [n] * size if rank == 0 else None
+    yield "all_to_all_single of which one rank gives the sizes", lambda g, t, out: dist.all_to_all_single(
+        out, t, even, even, group=g), x(n * size, 2), torch.zeros(n * size, 2, dtype=dtype)
     if dtype is torch.bool:
         return
     for how in [op.SUM, op.PRODUCT, op.MAX, op.MIN]:

@@ -155,8 +155,11 @@ impl Device {
         let mut open = self.lock();
         if open.process == process::id() {
             open.contexts = open.contexts.saturating_sub(1);
-            if open.contexts == 0 {
-                open.nic = None;
+            // A program may exit without destroying its queue pairs.
+            if open.contexts == 0
+                && let Some(nic) = open.nic.take()
+            {
+                nic.try_flush();
             }
         }
     }

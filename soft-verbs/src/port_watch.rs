@@ -54,7 +54,7 @@ impl PortWatch {
         let changes = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None)?;
         bind(&changes, &SocketAddrNetlink::new(0, CHANGES))?;
         let shared = Arc::new(Shared { poller: Poller::new()?, is_over: AtomicBool::new(false) });
-        let mut was_active = is_active(&nic);
+        let mut was_active = is_active(&nic).unwrap_or_default();
         let index = Interface::holding(ip)?.ok_or(Errno::ADDRNOTAVAIL)?.index;
         let mut known = addresses(index)?;
         let run = {
@@ -62,7 +62,8 @@ impl PortWatch {
             move || {
                 while shared.wait(&changes) {
                     let tell = |event| events.push(Raised { event, element: PORT });
-                    let is_active = is_active(&nic);
+                    // A process without descriptors cannot see the port, which is no fault of the port.
+                    let is_active = is_active(&nic).unwrap_or(was_active);
                     if is_active != was_active {
                         tell(if is_active { PORT_ACTIVE } else { PORT_ERR });
                     }
@@ -104,8 +105,8 @@ impl Shared {
     }
 }
 
-fn is_active(nic: &SoftNic) -> bool {
-    nic.query_port().is_ok_and(|port| port.state == PortState::Active)
+fn is_active(nic: &SoftNic) -> Option<bool> {
+    nic.query_port().ok().map(|port| port.state == PortState::Active)
 }
 
 /// The addresses of an interface, of which there are several under one index if it has aliases.

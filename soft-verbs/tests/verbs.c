@@ -903,6 +903,7 @@ static void queries(void)
     CHECK(attr.orig_attr.max_sge >= 4 && attr.orig_attr.phys_port_cnt == 1);
     CHECK(ibv_query_port(context, 1, &port) == 0 && port.state == IBV_PORT_ACTIVE);
     CHECK(port.link_layer == IBV_LINK_LAYER_ETHERNET && port.gid_tbl_len >= 1);
+    CHECK(port.flags & IBV_QPF_GRH_REQUIRED);
     CHECK(ibv_query_port(context, 2, &port) == EINVAL);
     int count = port.gid_tbl_len;
     CHECK(ibv_query_gid_table(context, entries, 16, 0) == count);

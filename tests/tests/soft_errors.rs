@@ -76,6 +76,18 @@ fn a_receive_that_never_comes() {
 }
 
 #[test]
+fn a_message_that_has_completed_is_acknowledged_before_its_queue_pair_ends() {
+    for transition in [QpTransition::Err, QpTransition::Reset] {
+        let [a, b] = pair();
+        b.post_recv(1, 8);
+        a.post(&a.work(SendOpcode::Send, 8, &b));
+        assert_eq!(b.wait().status, WcStatus::SUCCESS);
+        b.nic.modify_qp(&b.qp, &transition).unwrap();
+        assert_eq!(a.wait().status, WcStatus::SUCCESS, "{transition:?}");
+    }
+}
+
+#[test]
 fn a_peer_that_is_gone() {
     // The timeout is 4.2 ms, twice.
     let rts = RtsAttr { timeout: 10, retry_cnt: 1, ..Link::default().rts };

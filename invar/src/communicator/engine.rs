@@ -435,7 +435,7 @@ pub(super) fn failed(bootstrap: &Bootstrap, error: Error) -> Error {
         }
     }
     match bootstrap.fail(error.rank().unwrap_or(bootstrap.rank()), &error.to_string()) {
-        true => error,
+        true => error.ending_connection(),
         false => bootstrap.check().err().map_or(error, Error::failure),
     }
 }

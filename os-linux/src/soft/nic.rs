@@ -351,6 +351,10 @@ impl Nic for SoftNic {
         if let QpTransition::Rtr(attr) = transition {
             self.check_place(attr)?;
         }
+        if matches!(transition, QpTransition::Err | QpTransition::Reset) {
+            // The program may have seen messages complete. Their sender must hear of it.
+            self.port().flush();
+        }
         self.port().post(|device| device.modify_qp(qp.qpn, transition))
     }
 

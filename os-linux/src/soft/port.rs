@@ -125,6 +125,12 @@ impl Port {
         self.moving.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Sends all that is due, also acknowledges that could wait for others.
+    pub(super) fn flush(&self) {
+        let Moving { device, sockets, .. } = &mut *self.lock();
+        device.transmit(now_ns(), sockets);
+    }
+
     /// Makes a call on the device and sends the resulting packets.
     #[inline]
     pub(super) fn post<R>(&self, call: impl FnOnce(&mut Device) -> R) -> R {

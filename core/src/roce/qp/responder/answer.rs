@@ -174,6 +174,7 @@ impl<const RQ: usize> Responder<RQ> {
                 // The memory is gone.
                 self.replies.clear();
                 self.answer = Answer::Refuse { psn, code: NakCode::RemoteAccessError };
+                env.refused(NakCode::RemoteAccessError);
                 return Err(Fatal);
             }
             // The first answer may have told the requester that it may take the memory of a repeated READ away.
