@@ -226,7 +226,8 @@ pub trait Nic {
     /// for a dropped queue pair must change no memory either.
     fn modify_qp(&self, qp: &Self::Qp, transition: &QpTransition) -> Result<(), NicError>;
     /// Queries the ECE options of this queue pair (`ibv_query_ece`). In INIT these are the driver's
-    /// offer, in RTR the agreed options. `None` if driver or firmware do not know ECE, or nothing is agreed.
+    /// offer, in RTR the agreed options. `None` if the driver or the firmware does not know ECE, or if nothing
+    /// is agreed.
     fn query_ece(&self, _qp: &Self::Qp) -> Option<Ece> {
         None
     }

@@ -124,8 +124,8 @@ impl GpuMemory {
     /// (`CU_POINTER_ATTRIBUTE_SYNC_MEMOPS`). Call this before a NIC gets the memory.
     ///
     /// The driver cannot do this for mapped memory (`cuMemMap`). There the call makes all copies of the GPU's primary
-    /// context synchronous (`CU_CTX_SYNC_MEMOPS`). Returns false if the driver cannot do that either (before CUDA
-    /// 12.1).
+    /// context synchronous (`CU_CTX_SYNC_MEMOPS`), which the program shares. Returns false if the driver cannot do that
+    /// either (before CUDA 12.1).
     pub fn sync_memops(&self) -> Result<bool, CudaError> {
         let on: c_uint = 1;
         let attribute = CUpointer_attribute::CU_POINTER_ATTRIBUTE_SYNC_MEMOPS as u32;
@@ -138,12 +138,12 @@ impl GpuMemory {
             Err(_) if !current.sets_context_flags() => Ok(false),
             Err(_) => {
                 let mut flags = 0;
-                // SAFETY: The driver writes an integer to `flags`. The second call replaces all flags.
-                unsafe {
-                    current.cuCtxGetFlags(&mut flags)?;
-                    current.cuCtxSetFlags(flags | CONTEXT_SYNC_MEMOPS)?;
-                }
-                Ok(true)
+                // SAFETY: The driver writes an integer to `flags`.
+                let known = unsafe { current.cuCtxGetFlags(&mut flags) };
+                // SAFETY: The call replaces all flags.
+                let set = known
+                    .and_then(|()| unsafe { current.cuCtxSetFlags(flags | CONTEXT_SYNC_MEMOPS) });
+                Ok(set.is_ok())
             }
         }
     }

@@ -80,20 +80,26 @@ impl MemoryRegion {
         let cuda = |error: CudaError| Kind::Gpu(error.into());
         let path = device.memory_path(memory, settings).map_err(cuda)?;
         log::info!("{} and GPU {} ({}): {path}", device.info().name, gpu.ordinal, gpu.name);
-        let registration = if path.decision.path.is_direct() {
-            if !memory.sync_memops().map_err(cuda)? {
+        let is_direct = path.decision.path.is_direct();
+        // Copies that stage the memory, too, must find what the program has copied into it.
+        match memory.sync_memops() {
+            Ok(true) => {}
+            Err(error) if is_direct => return Err(cuda(error).into()),
+            Ok(false) | Err(_) => {
                 static WARNED: Once = Once::new();
                 WARNED.call_once(|| {
                     log::warn!(
-                        "CUDA's driver cannot make copies to and from mapped memory of GPU {} ({}) synchronous, so \
-                         {} may send bytes before a copy has written them: wait for copies before each send, or use \
-                         a driver of CUDA 12.1 or later",
+                        "CUDA's driver cannot make copies to and from this memory of GPU {} ({}) synchronous, so {} \
+                         may send bytes before a copy has written them: wait for copies before each send, or use a \
+                         driver of CUDA 12.1 or later",
                         gpu.ordinal,
                         gpu.name,
                         device.info().name
                     );
                 });
             }
+        }
+        let registration = if is_direct {
             let by_dma_buf = path.decision.path == Path::DmaBuf;
             let dma_buf = by_dma_buf.then(|| memory.dma_buf()).transpose().map_err(cuda)?;
             let access = device.data_access();

@@ -88,8 +88,10 @@ def _lent(tensor):
         )
     if tensor.layout is not torch.strided or not tensor.is_contiguous():
         raise ValueError("the backend invar needs dense and contiguous tensors: call contiguous()")
-    if tensor.is_conj():
-        raise ValueError("the backend invar needs tensors that are conjugated already: call resolve_conj()")
+    if tensor.is_conj() or tensor.is_neg():
+        raise ValueError(
+            "the backend invar takes no lazy conjugate or negative of a tensor: call resolve_conj() or resolve_neg()"
+        )
     length = tensor.numel() * tensor.element_size()
     return _Lent(tensor, tensor.data_ptr(), length, _NAMES.get(tensor.dtype, "opaque"))
 
@@ -118,7 +120,8 @@ def _apart(tensor, other):
 
 def _is_plain(tensor, dtype):
     """Whether the library can receive numbers of a type into the tensor."""
-    return tensor.is_contiguous() and tensor.dtype is dtype
+    is_lazy = tensor.is_conj() or tensor.is_neg()
+    return tensor.is_contiguous() and tensor.dtype is dtype and not is_lazy
 
 
 def _joined(outputs, dtype):

@@ -444,6 +444,8 @@ class Torch(unittest.TestCase):
 
         refused("contiguous", lambda: dist.all_reduce(torch.ones(4, 4).t()[:, :2]))
         refused("another backend", lambda: dist.all_reduce(torch.ones(1, device="meta")))
+        refused("resolve_conj", lambda: dist.broadcast(torch.ones(2, dtype=torch.complex64).conj(), 0))
+        refused("resolve_neg", lambda: dist.all_reduce(torch._neg_view(torch.ones(2))))
         uneven, block = [torch.ones(1), torch.ones(3)], torch.ones([1, 3][rank])
         refused("as long as the output", lambda: dist.reduce_scatter(block, uneven))
         refused("named ranks only", lambda: dist.recv(torch.ones(1)))

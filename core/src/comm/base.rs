@@ -249,7 +249,8 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         }
     }
 
-    /// Tests a request with at most one poll of each rail that carries data. After [`Fast::Slow`] the request may be done.
+    /// Tests a request with at most one poll of each rail that carries data. After [`Fast::Slow`] the request may
+    /// be done.
     #[inline(always)]
     pub(super) fn test_fast(&mut self, request: &Request) -> Fast<u32> {
         match self.take(request) {

@@ -1,5 +1,6 @@
 //! Tests what every rank hears when one rank does not do its part.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use invar::{ErrorKind, RedOp};
@@ -24,6 +25,26 @@ fn an_abort_reaches_every_rank_with_its_reason() {
         assert_eq!((error.kind(), error.rank()), (ErrorKind::Peer, Some(2)));
         assert!(error.is_connection_lost() && !error.is_timeout());
     }
+}
+
+#[test]
+fn a_panic_with_an_operation_under_way_ends_those_of_other_ranks() {
+    let settings = settings().collective_timeout(Duration::from_secs(60));
+    let errors = ranks(2, &settings, |communicator| {
+        if communicator.rank() == 0 {
+            return Some(communicator.barrier().unwrap_err().to_string());
+        }
+        let panicked = catch_unwind(AssertUnwindSafe(move || {
+            let _pending = communicator.start_recv(vec![0_u8; 1], 0).unwrap();
+            // This rank's communicator ends first.
+            let _communicator = communicator;
+            panic!("a test wants it so");
+        }));
+        assert!(panicked.is_err());
+        None
+    });
+    let error = errors[0].as_deref().unwrap_or_default();
+    assert_eq!(error, "rank 1: aborted: its program has panicked");
 }
 
 #[test]

@@ -151,7 +151,7 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         self.base.refused(qp, wrs, refused)
     }
 
-    /// Posts a group that has an empty message, or that goes over several queue pairs.
+    /// Posts a group that has an empty message or one of several work requests, or that goes over several queue pairs.
     #[inline(never)]
     fn post_group_parts(&mut self, start: usize) -> Result<(), Failed> {
         let Self { base: Base { verbs, gate, reqs, route, .. }, group, row, target, .. } = self;

@@ -24,8 +24,10 @@ pub(super) fn address_of(
         flid if crosses && flid != 0 => flid,
         _ => peer.info.lid,
     };
+    // NCCL's end has a GID here if these bytes are of a link-local prefix. Others would lead nowhere.
+    let may_be_global = has_gids || theirs[..2] == [0xfe, 0x80];
     AddressVector {
-        is_global: !is_infiniband || port.needs_grh || crosses,
+        is_global: !is_infiniband || crosses || (port.needs_grh && may_be_global),
         dgid: peer.info.gid,
         sgid_index: port.gid_index,
         hop_limit: 255,
