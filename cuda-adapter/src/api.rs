@@ -142,11 +142,6 @@ impl Api {
         self.cuMemGetHandleForAddressRange.is_some()
     }
 
-    /// Whether the driver can change the flags of a context (CUDA 12.1).
-    pub(crate) fn sets_context_flags(&self) -> bool {
-        self.cuCtxSetFlags.is_some()
-    }
-
     /// Whether the driver has a call that makes a NIC's writes visible.
     pub(crate) fn flushes_writes(&self) -> bool {
         self.cuFlushGPUDirectRDMAWrites.is_some()

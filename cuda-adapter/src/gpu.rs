@@ -146,23 +146,28 @@ impl Gpu {
     /// the default stream would wait for the program's streams, and would end a capture on one of them.
     ///
     /// # Safety
-    /// `current` is of this GPU. Both ranges exist, and nobody else accesses the bytes that the copy writes.
-    pub(crate) unsafe fn copy(
-        &self,
-        current: &Current,
-        to: u64,
-        from: u64,
-        len: usize,
-    ) -> Result<(), CudaError> {
+    /// Both ranges exist, and nobody else accesses the bytes that the copy writes.
+    pub(crate) unsafe fn copy(&self, to: u64, from: u64, len: usize) -> Result<(), CudaError> {
+        let current = self.enter()?;
         if len == 0 {
             return Ok(());
         }
-        let stream = self.0.stream(current)?;
+        let stream = self.0.stream(&current)?;
         // SAFETY: The caller promises the ranges. The stream is live as long as `Inner`.
         unsafe {
             current.cuMemcpyAsync(to, from, len, stream)?;
             current.cuStreamSynchronize(stream)
         }
+    }
+}
+
+impl Current {
+    /// Creates a non-blocking stream, whose work does not wait for the program's work.
+    pub(crate) fn create_stream(&self) -> Result<CUstream, CudaError> {
+        let (mut stream, flags) = (ptr::null_mut(), CUstream_flags::CU_STREAM_NON_BLOCKING as u32);
+        // SAFETY: The driver writes a handle to `stream`.
+        unsafe { self.cuStreamCreate(&mut stream, flags) }?;
+        Ok(stream)
     }
 }
 
@@ -184,9 +189,8 @@ impl Inner {
     fn stream(&self, current: &Current) -> Result<CUstream, CudaError> {
         let mut stream = self.copies.lock().unwrap_or_else(PoisonError::into_inner);
         if stream.is_null() {
-            let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
-            // SAFETY: The driver writes a handle to `stream`, and `drop` destroys it.
-            unsafe { current.cuStreamCreate(&mut *stream, flags) }?;
+            // `drop` destroys the stream.
+            *stream = current.create_stream()?;
         }
         Ok(*stream)
     }

@@ -93,10 +93,9 @@ impl GpuMemory {
     /// If such work uses the bytes, wait for it first.
     pub fn write_at(&self, offset: usize, bytes: &[u8]) -> Result<(), MemoryError> {
         let to = self.locate(offset, bytes.len())?;
-        let current = self.gpu.enter()?;
         let from = bytes.as_ptr().expose_provenance() as u64;
         // SAFETY: Both ranges exist, and nobody writes `bytes` during the call.
-        Ok(unsafe { self.gpu.copy(&current, to, from, bytes.len()) }?)
+        Ok(unsafe { self.gpu.copy(to, from, bytes.len()) }?)
     }
 
     /// Copies bytes out of the memory.
@@ -105,10 +104,9 @@ impl GpuMemory {
     /// If such work writes the bytes, wait for it first.
     pub fn read_at(&self, offset: usize, bytes: &mut [u8]) -> Result<(), MemoryError> {
         let from = self.locate(offset, bytes.len())?;
-        let current = self.gpu.enter()?;
         let to = bytes.as_mut_ptr().expose_provenance() as u64;
         // SAFETY: Both ranges exist, and this call borrows `bytes` exclusively.
-        Ok(unsafe { self.gpu.copy(&current, to, from, bytes.len()) }?)
+        Ok(unsafe { self.gpu.copy(to, from, bytes.len()) }?)
     }
 
     /// Returns the driver's facts about the memory.
@@ -135,7 +133,6 @@ impl GpuMemory {
         {
             Ok(()) => Ok(true),
             Err(error) if error.code() != Some(NOT_SUPPORTED) => Err(error),
-            Err(_) if !current.sets_context_flags() => Ok(false),
             Err(_) => {
                 let mut flags = 0;
                 // SAFETY: The driver writes an integer to `flags`.

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::fmt;
 use std::ptr;
 
-use cudarc::driver::sys::{CUevent, CUevent_flags, CUstream, CUstream_flags};
+use cudarc::driver::sys::{CUevent, CUevent_flags, CUstream};
 use invar_linux::memory::{HostMemory, OutOfRange};
 
 use crate::api::{Api, OUT_OF_MEMORY};
@@ -45,11 +45,8 @@ impl StagingBuffer {
         let len = len.ok_or_else(|| CudaError::failed("cuMemHostAlloc", OUT_OF_MEMORY))?;
         let memory = gpu.pinned(len)?;
         let current = gpu.enter()?;
-        let mut stream = ptr::null_mut();
-        // The stream is non-blocking, so copies do not wait for the program's work.
-        let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
-        // SAFETY: The driver writes a handle to `stream`, and `drop` destroys it.
-        unsafe { current.cuStreamCreate(&mut stream, flags) }?;
+        // `drop` destroys the stream.
+        let stream = current.create_stream()?;
         let empty = Vec::with_capacity(slots);
         let mut buffer =
             StagingBuffer { gpu: gpu.clone(), stream, slots: empty, slot_bytes, memory };

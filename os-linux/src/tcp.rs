@@ -255,10 +255,8 @@ impl OobStream {
 
     /// Returns another handle of the connection, so that one thread can send while another receives.
     pub fn try_clone(&self) -> io::Result<Self> {
-        let stream = NotInherited::new(self.stream.try_clone()?);
-        let error = Arc::clone(&self.error);
-        let OobStream { peer, silence, .. } = *self;
-        Ok(OobStream { stream, peer, error, silence, door: None, renewal: None, retry: None })
+        let new = OobStream::new(self.stream.try_clone()?, self.peer);
+        Ok(OobStream { error: Arc::clone(&self.error), silence: self.silence, ..new })
     }
 }
 

@@ -92,8 +92,8 @@ fn write_port(
     // LinkUp, or Disabled.
     known.phys_state = if is_up { 5 } else { 3 };
     known.link_layer = IBV_LINK_LAYER_ETHERNET;
-    // The kernel sets IBV_QPF_GRH_REQUIRED for each port of RoCE.
-    known.flags = 1;
+    // The kernel sets this for each port of RoCE.
+    known.flags = IBV_QPF_GRH_REQUIRED;
     // SAFETY: the caller gives room for `size` bytes. Bytes that we do not know are 0.
     unsafe {
         ptr::write_bytes(attr.cast::<u8>(), 0, size);

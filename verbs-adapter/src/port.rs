@@ -96,7 +96,7 @@ impl Port {
 /// `NCCL_IB_ROUTABLE_FLID_GID_INDEX`).
 fn gid_of_infiniband(table: &[GidEntry]) -> ChosenGid {
     let at = |index| table.iter().find(|entry| entry.index == index).copied();
-    if let Some(entry) = at(1).filter(|entry| entry.gid.0[4..6] != [0; 2]) {
+    if let Some(entry) = at(1).filter(|entry| entry.gid.flid() != 0) {
         return ChosenGid { entry, why: "InfiniBand: it has a FLID".to_owned() };
     }
     let gid = Gid::default();
@@ -107,7 +107,8 @@ fn gid_of_infiniband(table: &[GidEntry]) -> ChosenGid {
 
 /// Length in bytes of the longest work request of a device that reports `max_msg_sz`; 0 if there is no limit.
 /// ConnectX reports 2³⁰, so two work requests carry any message. A smaller value is taken for no limit: rdma_rxe of
-/// older kernels reports 8 MiB and carries longer messages, and so many work requests would not fit the send queue.
+/// older kernels reports 8 MiB and carries longer messages, and the send queue has no room for the many work requests
+/// that 8 MiB would take.
 fn message_limit(max_msg_sz: u32) -> u32 {
     if max_msg_sz < 1 << 30 { 0 } else { max_msg_sz }
 }

@@ -11,10 +11,10 @@ use crate::nic::Nic;
 impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R, T, REQS> {
     fn arm(&mut self, writes: bool, ready: &mut dyn FnMut(c_int)) -> bool {
         // A NIC may tell at once of completions that nobody has taken, and a test takes none of idle rails.
-        while self.has_rails() && matches!(self.gate, Gate::Open | Gate::Group) && self.poll() {}
+        while self.has_rails() && self.gate.is_open() && self.poll() {}
         let is_told = self.verbs.nic.arm(&self.verbs.cq, writes, ready);
         // Without queue pairs the calls themselves make the comm go on.
-        is_told && matches!(self.gate, Gate::Open | Gate::Group)
+        is_told && self.gate.is_open()
     }
 
     pub(super) fn line(&self) -> Option<c_int> {

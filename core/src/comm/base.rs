@@ -45,6 +45,14 @@ pub(super) enum Gate {
     Failed,
 }
 
+impl Gate {
+    /// Whether the comm is open, perhaps with a group of sends that is being matched.
+    #[inline(always)]
+    pub(super) const fn is_open(self) -> bool {
+        matches!(self, Gate::Open | Gate::Group)
+    }
+}
+
 /// A call failed; [`Base::error`] gives the reason.
 pub(super) struct Failed;
 
@@ -275,7 +283,9 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
     #[inline(always)]
     fn poll_for(&mut self, request: &Request) -> Fast<u32> {
         let polled = match self.poll_turn() {
-            Ok(0) if N::RAILS_MAX > 1 && self.rails.is_spread => return self.poll_other_turns(),
+            Ok(0) if N::RAILS_MAX > 1 && self.rails.in_use.has_several() => {
+                return self.poll_other_turns();
+            }
             Ok(0) => return Fast::Pending,
             Ok(polled) => polled,
             Err(error) => {

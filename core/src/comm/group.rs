@@ -25,7 +25,7 @@ pub(super) struct Group {
     order: [u8; RECVS_MAX],
     /// Index in `order` of the first buffer that waits for its message; [`END`] if none waits.
     waiting: usize,
-    /// One bit for each buffer whose message is empty, and [`LONG`].
+    /// One bit for each buffer whose message is empty.
     empty: u32,
     /// Bytes of the matched messages.
     sizes: Sizes,
@@ -33,9 +33,6 @@ pub(super) struct Group {
     /// the group. So a group of any size is a chain that ends at the same index.
     wrs: SendList<{ END + 1 }>,
 }
-
-/// The bit in `empty` of a group with a message that is too long for one work request.
-const LONG: u32 = 1 << 31;
 
 /// The order in which the messages of a full row are expected.
 const IN_ORDER: u64 = u64::from_le_bytes([0, 1, 2, 3, 4, 5, 6, 7]);
@@ -187,15 +184,12 @@ impl Group {
         self.wrs.wrs()
     }
 
-    /// Notes that a message of the group takes several work requests.
-    pub(super) fn note_long(&mut self) {
-        self.empty |= LONG;
-    }
-
-    /// Returns whether each message is exactly one work request.
+    /// Returns whether each message is exactly one work request of at most `message_bytes_max`.
     #[inline(always)]
-    pub(super) fn is_full(&self) -> bool {
-        self.empty == 0
+    pub(super) fn is_full(&self, message_bytes_max: u32) -> bool {
+        let is_long =
+            self.sizes.iter().fold(false, |is_long, size| is_long | (*size > message_bytes_max));
+        self.empty == 0 && !is_long
     }
 }
 

@@ -13,8 +13,7 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
     /// rows that the peer has seen await nothing more.
     pub(super) fn look_at_path(&mut self, now_ns: u64, rows: PathRows, seen_counts: bool) {
         let CommSettings { suspect_after_ns, .. } = self.verbs.settings;
-        let is_open = matches!(self.gate, Gate::Open | Gate::Group);
-        if !is_open || !self.recovery.is_agreed() || suspect_after_ns == 0 {
+        if !self.gate.is_open() || !self.recovery.is_agreed() || suspect_after_ns == 0 {
             return;
         }
         let speed_mbps = self.verbs.port.speed_mbps;
@@ -30,9 +29,8 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
     /// try. A NIC without a link may complete nothing at all, not even with an error: `rdma_rxe` does so now and
     /// then.
     pub(super) fn look_at_port(&mut self, now_ns: u64, rows: PathRows) {
-        let is_open = matches!(self.gate, Gate::Open | Gate::Group);
         let changes = self.verbs.nic.port_changes();
-        if !is_open || self.recovery.is_agreed() || changes == self.port_changes {
+        if !self.gate.is_open() || self.recovery.is_agreed() || changes == self.port_changes {
             return;
         }
         if rows.over >= rows.said {

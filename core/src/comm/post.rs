@@ -27,7 +27,7 @@ pub(super) fn only_qp<N: Nic>(
     nreqs: usize,
     size: u32,
 ) -> Option<usize> {
-    if N::RAILS_MAX == 1 || verbs.rails.count == 1 {
+    if !verbs.has_rails() {
         return None;
     }
     match verbs.rails.data_others as u64 {
@@ -53,7 +53,7 @@ fn rkey_for<N: Nic>(
     (nreqs, r): (usize, usize),
     first: u32,
 ) -> u32 {
-    if N::RAILS_MAX == 1 || verbs.rails.count == 1 {
+    if !verbs.has_rails() {
         return first;
     }
     let keys = SlotKeys::of(verbs.control.words(), row.into(), nreqs, r);
@@ -63,9 +63,9 @@ fn rkey_for<N: Nic>(
 /// Divides the `bytes` of the row with index `row` among the rails, if there are several.
 #[inline(always)]
 fn divide<N: Nic>(verbs: &Verbs<N>, backlog: &mut Backlog, row: u8, bytes: u32) -> Shares {
-    match N::RAILS_MAX == 1 || verbs.rails.count == 1 {
-        true => Shares::NONE,
-        false => backlog.divide(&verbs.rails.weights, row, bytes),
+    match verbs.has_rails() {
+        false => Shares::NONE,
+        true => backlog.divide(&verbs.rails.weights, row, bytes),
     }
 }
 
@@ -105,7 +105,7 @@ fn whole_bytes_max<N: Nic>(verbs: &Verbs<N>) -> u64 {
     let first_bytes_max = match verbs.qp_count() {
         1 => u32::MAX,
         // One queue pair takes a small row.
-        _ if N::RAILS_MAX > 1 && verbs.rails.count > 1 => SMALL_BYTES_MAX,
+        _ if verbs.has_rails() => SMALL_BYTES_MAX,
         _ => QP_SPLIT_ALIGN,
     };
     let bytes_max = first_bytes_max.min(message_bytes_max(&verbs.port));
@@ -142,9 +142,7 @@ impl SendTarget {
 
     /// Takes the peer's key for the sizes, and the number of queue pairs, of a new attempt on several rails.
     pub(super) fn move_to<N: Nic>(&mut self, verbs: &Verbs<N>, rkey: u32) {
-        (self.qps, self.whole_bytes_max) = (verbs.qp_count().into(), whole_bytes_max(verbs));
-        self.message_bytes_max = message_bytes_max(&verbs.port);
-        self.sizes = self.sizes.map(|(addr, _)| (addr, rkey));
+        *self = SendTarget::new(verbs, self.sizes.map(|(addr, _)| (addr, rkey)));
     }
 
     /// Returns whether an ungrouped message of `len` bytes has a WRITE for its data, and an empty

@@ -29,7 +29,7 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
 
     /// Looks after the rails of a connection that works. Call this from time to time.
     pub(super) fn look_after_rails(&mut self, now_ns: u64) {
-        if !self.has_rails() || !matches!(self.gate, Gate::Open | Gate::Group) {
+        if !self.has_rails() || !self.gate.is_open() {
             return;
         }
         self.tell_of_fallback();
@@ -111,7 +111,7 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         }
         if self.gate == Gate::Recovering {
             self.recovery.stage = RecoveryStage::Suspected;
-        } else if matches!(self.gate, Gate::Open | Gate::Group) {
+        } else if self.gate.is_open() {
             warn!("{}: {error}; the other rails take over", self.ends);
             let broken = self.verbs.qps().filter(|qp| self.verbs.nic.check(qp).is_err());
             let broken: RailSet = broken.map(|qp| self.verbs.nic.rail_of(qp)).collect();

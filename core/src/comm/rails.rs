@@ -53,8 +53,6 @@ pub(super) struct Rails {
     pub(super) started: RailSet,
     /// The rails that carry data.
     pub(super) in_use: RailSet,
-    /// Whether several rails carry data.
-    pub(super) is_spread: bool,
     /// The rail whose completion queue a test polls next; see [`super::turns`].
     pub(super) turn: usize,
     /// The rails of which this end knows nothing bad. The sender has seen these work.
@@ -169,7 +167,6 @@ impl Rails {
             offered: RailSet::one(lead),
             started: RailSet::one(lead),
             in_use: RailSet::one(lead),
-            is_spread: false,
             turn: lead,
             trusted: RailSet::one(lead),
             asked: RailSet::NONE,
@@ -212,8 +209,7 @@ impl Rails {
 
     /// Lets these rails carry data.
     pub(super) fn carry_over(&mut self, in_use: RailSet) {
-        (self.in_use, self.is_spread) = (in_use, in_use.len() > 1);
-        self.turn = in_use.iter().next().unwrap_or(0);
+        (self.in_use, self.turn) = (in_use, in_use.iter().next().unwrap_or(0));
     }
 
     /// The rails among `rails` that should carry data: those that are no standby, if there are any.

@@ -116,7 +116,8 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
                     self.recovery.await_peer(now_ns);
                 }
                 // The peer could not use this attempt and has begun another one.
-                // A call follows the peer once, so that a peer that begins ever more attempts keeps nobody in this loop.
+                // A call follows the peer once, so that a peer that begins ever more attempts keeps nobody in this
+                // loop.
                 _ if self.recovery.is_behind() => {
                     self.recovery.is_planned = false;
                     self.recovery.stage = RecoveryStage::Suspected;

@@ -91,7 +91,7 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
     /// # Errors
     /// The error that ended the connection, which every call repeats.
     pub fn room(&mut self, tag: u32) -> Result<Option<u32>, Error> {
-        if !matches!(self.base.gate, Gate::Open | Gate::Group) {
+        if !self.base.gate.is_open() {
             match self.pass() {
                 Ok(true) => {}
                 Ok(false) => return Ok(None),

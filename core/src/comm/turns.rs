@@ -23,7 +23,7 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
     pub(super) fn poll_turn(&mut self) -> Result<u32, PollError> {
         let Self { verbs, wcs, rails, .. } = self;
         let rail = rails.turn;
-        if N::RAILS_MAX > 1 && rails.is_spread {
+        if N::RAILS_MAX > 1 && rails.in_use.has_several() {
             rails.turn = rails.in_use.after(rail);
         }
         verbs.nic.poll_rail(rail, &verbs.cq, wcs)

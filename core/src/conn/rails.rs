@@ -60,6 +60,12 @@ impl RailSet {
         self.0 == 0
     }
 
+    /// Whether the set has several rails.
+    #[inline(always)]
+    pub(crate) const fn has_several(self) -> bool {
+        self.0 & self.0.wrapping_sub(1) != 0
+    }
+
     pub(crate) const fn len(self) -> usize {
         self.0.count_ones() as usize
     }

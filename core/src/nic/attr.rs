@@ -17,6 +17,11 @@ impl Gid {
         let v6 = Ipv6Addr::from(self.0);
         v6.to_ipv4_mapped().map_or(IpAddr::V6(v6), IpAddr::V4)
     }
+
+    /// The LID by which routers of other InfiniBand subnets reach this GID (FLID); 0 if it has none.
+    pub const fn flid(&self) -> u16 {
+        u16::from_be_bytes([self.0[4], self.0[5]])
+    }
 }
 
 impl From<IpAddr> for Gid {

@@ -92,7 +92,7 @@ impl MessageTimes {
 /// The last messages of an end. A new message overwrites the oldest one.
 #[derive(Clone, Debug, Default)]
 pub struct MessageRing {
-    messages: heapless::Vec<MessageTimes, MESSAGES>,
+    messages: heapless::Deque<MessageTimes, MESSAGES>,
     /// Number of messages that were posted.
     posted: u64,
     /// Tags of calls that could not post their message yet, and the times of the first and the last such call.
@@ -118,27 +118,26 @@ impl MessageRing {
     pub fn post(&mut self, request: &Request, tag: u32, bytes: u64, buffers: u32, now_ns: u64) {
         let asked = self.asked.iter().position(|(asked, _)| *asked == tag);
         let asked_ns = asked.map_or(now_ns, |at| first_call(self.asked.remove(at).1, now_ns));
-        let (request, posted_ns, number) = (request.raw(), now_ns, self.posted);
-        let (done_ns, tested_ns) = (None, None);
-        let message = MessageTimes {
-            number,
-            request,
+        if self.messages.is_full() {
+            self.messages.pop_front();
+        }
+        // There is room now.
+        let _ = self.messages.push_back(MessageTimes {
+            number: self.posted,
+            request: request.raw(),
             tag,
             buffers,
             bytes,
             asked_ns,
-            posted_ns,
-            done_ns,
-            tested_ns,
-        };
-        let oldest = self.oldest();
-        if let Err(message) = self.messages.push(message) {
-            self.messages[oldest] = message;
-        }
+            posted_ns: now_ns,
+            done_ns: None,
+            tested_ns: None,
+        });
         self.posted += 1;
     }
 
-    /// Notes the messages that have become done. `is_done` tells that of a request, and `now_ns` reads the clock.
+    /// Notes the messages that have become done. `is_done` tells whether a request is done, and `now_ns` reads
+    /// the clock.
     pub fn settle(&mut self, mut is_done: impl FnMut(&Request) -> bool, now_ns: impl Fn() -> u64) {
         let under_way = self.messages.iter_mut().filter(|message| message.done_ns.is_none());
         for message in under_way {
@@ -161,17 +160,12 @@ impl MessageRing {
 
     /// The last messages, oldest first.
     pub fn iter(&self) -> impl Iterator<Item = &MessageTimes> {
-        let (newer, older) = self.messages.split_at(self.oldest());
-        older.iter().chain(newer)
-    }
-
-    /// Place of the oldest message.
-    fn oldest(&self) -> usize {
-        if self.messages.is_full() { (self.posted % MESSAGES as u64) as usize } else { 0 }
+        self.messages.iter()
     }
 }
 
-/// Returns the time of the first call for the message that a call is for, of the earlier calls with its tag.
+/// Returns the time of the first call for a message that is called for at `now_ns`. The first and the last earlier
+/// call with its tag are given.
 fn first_call([first_ns, last_ns]: [u64; 2], now_ns: u64) -> u64 {
     if now_ns.saturating_sub(last_ns) > GIVEN_UP_NS { now_ns } else { first_ns }
 }

@@ -307,7 +307,7 @@ impl Sender {
         !self.reqs.at(number as u32).is_awaiting()
     }
 
-    /// How far the sends are, for [`stall`](crate::stall).
+    /// Returns the progress of the sends, for [`stall`](crate::stall).
     pub fn counts(&self) -> Counts {
         let begun = self.queued;
         let done = begun.saturating_sub(self.reqs.pending().into());

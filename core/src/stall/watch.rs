@@ -29,7 +29,7 @@ pub struct StallSettings {
     /// Whether the program at this end judges its own waits, as the ranks of a communicator do. The watch
     /// then reports only what the connection itself does not do.
     pub is_judged_above: bool,
-    /// What the flight recorder keeps of the end.
+    /// Level of the flight recorder for this end.
     pub recorder: FlightRecorder,
     /// The process of this end.
     pub process: Process,
@@ -441,7 +441,7 @@ impl Watch {
         self.to_send(now_ns)
     }
 
-    /// What the flight recorder keeps of the end.
+    /// Returns the level of the flight recorder for this end.
     pub fn recorder(&self) -> FlightRecorder {
         self.settings.recorder
     }

@@ -33,13 +33,12 @@ pub(super) fn connect(addr: SocketAddr, deadline: Instant) -> Result<OobStream, 
             Err(error) => error,
         };
         let is_refused = error == StreamError::Os(libc::ECONNREFUSED);
-        let is_unreachable = tcp::is_unreachable(&error);
         match tcp::may_pass(&error, addr) && Instant::now() + RETRY_AFTER < deadline {
             true => thread::sleep(RETRY_AFTER),
             false if is_refused => return Err(Unreached::Nobody),
             false => {
                 return Err(match error {
-                    StreamError::Os(errno) if is_unreachable => {
+                    StreamError::Os(errno) if tcp::is_unreachable(&error) => {
                         Unreached::Os(io::Error::from_raw_os_error(errno))
                     }
                     error => Unreached::Lost(error.into()),

@@ -1,4 +1,4 @@
-//! Who listens at a place that is taken.
+//! Finds out who listens at a place that is taken.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Write};

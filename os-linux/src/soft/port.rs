@@ -127,8 +127,7 @@ impl Port {
 
     /// Sends all that is due, also acknowledges that could wait for others.
     pub(super) fn flush(&self) {
-        let Moving { device, sockets, .. } = &mut *self.lock();
-        device.transmit(now_ns(), sockets);
+        self.lock().flush();
     }
 
     /// Makes a call on the device and sends the resulting packets.
@@ -186,8 +185,7 @@ impl Port {
         let end = now_ns() + FLUSH_WITHIN_NS;
         loop {
             if let Ok(mut moving) = self.moving.try_lock() {
-                let Moving { device, sockets, .. } = &mut *moving;
-                return device.transmit(now_ns(), sockets);
+                return moving.flush();
             }
             if now_ns() > end {
                 return;
@@ -363,6 +361,11 @@ impl Moving {
             }
         }
         received
+    }
+
+    /// Sends all that is due, also acknowledges that could wait for others.
+    fn flush(&mut self) {
+        self.device.transmit(now_ns(), &mut self.sockets);
     }
 
     /// Sends all pending packets, except acknowledges that may still wait.

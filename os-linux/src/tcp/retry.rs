@@ -161,7 +161,8 @@ impl Retry {
             // NCCL does not wait for a route either.
             (_, StreamError::Os(libc::ENETUNREACH | libc::ENETDOWN)) => Duration::ZERO,
             _ if !may_pass(&error, addr) => Duration::ZERO,
-            _ if is_silent(&error) => self.within.min(RETRY_MAX),
+            // The host did not answer, as while its link or its entry in the ARP table comes up.
+            _ if is_unreachable(&error) => self.within.min(RETRY_MAX),
             _ => (self.within / REFUSED_PART).min(RETRY_MAX),
         };
         if now.duration_since(self.begun) >= limit { Err(error) } else { Ok(()) }
@@ -175,11 +176,6 @@ pub(crate) fn may_pass(error: &StreamError, addr: SocketAddr) -> bool {
         StreamError::Os(libc::ECONNREFUSED | libc::ECONNRESET) => true,
         error => is_unreachable(error) && !addr.ip().is_loopback(),
     }
-}
-
-/// Whether the host did not answer, as while its link or its entry in the ARP table comes up.
-fn is_silent(error: &StreamError) -> bool {
-    matches!(error, StreamError::Os(libc::EHOSTUNREACH | libc::EHOSTDOWN | libc::ETIMEDOUT))
 }
 
 #[cfg(test)]

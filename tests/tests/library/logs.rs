@@ -1,4 +1,4 @@
-//! What a program without a logger of its own shows on stderr.
+//! Tests the log of a program without a logger of its own, on stderr.
 
 use invar_testkit::child;
 

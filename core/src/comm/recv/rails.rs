@@ -131,8 +131,8 @@ impl<N: Nic> Verbs<N> {
     /// slot are among them.
     #[inline(always)]
     pub(super) fn row_bytes(&self, nreqs: usize) -> u32 {
-        let has_keys = N::RAILS_MAX > 1 && self.rails.count > 1 && nreqs == 1;
-        (nreqs * SLOT_BYTES + if has_keys { KEYS_BYTES } else { 0 }) as u32
+        let keys_bytes = if self.has_rails() && nreqs == 1 { KEYS_BYTES } else { 0 };
+        (nreqs * SLOT_BYTES + keys_bytes) as u32
     }
 
     /// Fills slot `r` of a row of `nreqs` slots in the shadow, and its keys. The row has the index `at`. `last` has
@@ -153,10 +153,10 @@ impl<N: Nic> Verbs<N> {
         if *number != buf.rkey {
             (*number, *keys) = (buf.rkey, self.nic.rail_rkeys(buf.rkey));
         }
-        let first = if self.rails.count == 1 { self.lead() } else { 0 };
+        let first = if self.has_rails() { 0 } else { self.lead() };
         let buf = RecvBuf { rkey: keys[first % RAILS_MAX], ..*buf };
         row.store(r, &slot(&buf, nreqs as u32, idx));
-        if self.rails.count > 1
+        if self.has_rails()
             && let Some(there) = SlotKeys::of(self.control.words(), at, nreqs, r)
         {
             there.store(keys, idx);

@@ -104,7 +104,7 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
                 shadow.store_idx(0, (row + 1).saturating_sub(depth));
             }
             let slots = &mut reqs.at((row % depth) as u32).value.slots;
-            if verbs.rails.count > 1 {
+            if verbs.has_rails() {
                 if let Err(error) = post_row_of_rails(verbs, slots, (row % depth) as usize) {
                     return self.base.rail_refused(error);
                 }

@@ -10,7 +10,7 @@ use crate::comm::post::post_parts;
 use crate::comm::route::Sending;
 use crate::comm::{Request, SendBuf};
 use crate::conn::Stream;
-use crate::fifo::{RECVS_MAX, Room, Row};
+use crate::fifo::{LEN_MAX, RECVS_MAX, Room, Row};
 use crate::nic::{Memory, Nic, Refused};
 
 /// Numbers of slots of a row that is matched as a group. A message in a row of one slot ends with its
@@ -65,9 +65,9 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         }
         let row = Row::of(self.base.verbs.control.words(), self.row)?;
         let slot = row.seen(self.group.next());
-        // An empty message has no work request, and a long one has several, so the slow path adds them.
-        let is_one = buf.len.wrapping_sub(1) < self.target.message_bytes_max;
-        if slot.tag() != tag || !is_one {
+        // An empty message has no work request, so the slow path adds it.
+        let has_bytes = buf.len.wrapping_sub(1) < LEN_MAX;
+        if slot.tag() != tag || !has_bytes {
             return None;
         }
         let room = slot.room();
@@ -103,9 +103,6 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
             return Err(self.bad_slot(what, value));
         }
         let len = self.fit(buf.len, tag, room.size as u32)?;
-        if len > self.target.message_bytes_max {
-            self.group.note_long();
-        }
         let request = self.add_to_group(&SendBuf { len, ..*buf }, &room);
         if self.group.is_complete() {
             self.send_group()?;
@@ -129,7 +126,8 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
     pub(super) fn send_group(&mut self) -> Result<(), Failed> {
         let Self { base: Base { route, verbs, refusal, .. }, group, target, .. } = self;
         route.grouped += group.nreqs() as u64;
-        let is_whole = N::RAILS_MAX == 1 && group.is_full() && target.qps == 1;
+        let is_whole =
+            N::RAILS_MAX == 1 && group.is_full(target.message_bytes_max) && target.qps == 1;
         let (list, start) = group.finish(verbs, target, self.row);
         if !is_whole {
             return self.post_group_parts(start);
@@ -151,7 +149,8 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         self.base.refused(qp, wrs, refused)
     }
 
-    /// Posts a group that has an empty message or one of several work requests, or that goes over several queue pairs.
+    /// Posts a group that has an empty message or one of several work requests, or that goes over several queue
+    /// pairs.
     #[inline(never)]
     fn post_group_parts(&mut self, start: usize) -> Result<(), Failed> {
         let Self { base: Base { verbs, gate, reqs, route, .. }, group, row, target, .. } = self;

@@ -7,8 +7,7 @@ use crate::nic::{AddressVector, LinkLayer, PortAttr};
 /// Returns the address vector from a port to the peer's queue pair `qpn`.
 ///
 /// On InfiniBand, packets take a global route header where the port requires one, and into another subnet. A GID has
-/// its subnet in bytes 6 and 7. Bytes 4 and 5 are the FLID, the LID by which routers of other subnets reach the GID;
-/// without a FLID the peer's LID is taken (`net_ib.cc ncclIbRtrQp` of later NCCL).
+/// its subnet in bytes 6 and 7. Into another subnet the peer's FLID is taken, or its LID if it has none (`net_ib.cc ncclIbRtrQp` of later NCCL).
 pub(super) fn address_of(
     peer: &Peer,
     qpn: u32,
@@ -20,7 +19,7 @@ pub(super) fn address_of(
     // NCCL 2.14 leaves the GID of its message unset on InfiniBand.
     let has_gids = settings.wire == Wire::Invar;
     let crosses = is_infiniband && has_gids && ours[6..8] != theirs[6..8];
-    let dlid = match u16::from_be_bytes([theirs[4], theirs[5]]) {
+    let dlid = match peer.info.gid.flid() {
         flid if crosses && flid != 0 => flid,
         _ => peer.info.lid,
     };

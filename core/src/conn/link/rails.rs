@@ -115,6 +115,12 @@ impl<N: Nic> Verbs<N> {
         up.collect()
     }
 
+    /// Whether the connection has several rails.
+    #[inline(always)]
+    pub(crate) fn has_rails(&self) -> bool {
+        N::RAILS_MAX > 1 && self.rails.count > 1
+    }
+
     /// The queue pair that carries data with this index.
     #[inline(always)]
     pub(crate) fn data_qp(&self, index: usize) -> &N::Qp {

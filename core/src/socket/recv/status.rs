@@ -1,4 +1,4 @@
-//! How far the receives are.
+//! The progress of the receives.
 
 use super::Receiver;
 use crate::comm::Request;
@@ -16,7 +16,7 @@ impl Receiver {
         self.reqs.at(request.raw()).is_done(request.raw())
     }
 
-    /// How far the receives are, for [`stall`](crate::stall).
+    /// Returns the progress of the receives, for [`stall`](crate::stall).
     pub fn counts(&self) -> Counts {
         Counts {
             begun: self.posted,
