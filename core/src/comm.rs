@@ -42,6 +42,7 @@ pub use send::SendComm;
 pub use send_buf::SendBuf;
 pub use work::Work;
 
+pub(crate) use post::pieces_max;
 pub(crate) use row_keys::{KEYS_BYTES, control_bytes};
 
 pub use crate::request::Request;

@@ -44,6 +44,8 @@ mutants! {
     ResendInWrongOrder,
     /// The sender sends other bytes than the first time.
     ResendOtherBytes,
+    /// The sender does not send the first piece of a message again.
+    ResendLaterPieces,
     /// The sender does not finish the sends that have arrived.
     ForgetArrived,
     /// The sender takes all sends for arrived.

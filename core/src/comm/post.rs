@@ -90,7 +90,7 @@ pub(super) fn next_split<N: Nic>(
     split.next_part_of(share.div_ceil(all).next_multiple_of(u64::from(QP_SPLIT_ALIGN)))
 }
 
-/// Returns the size in bytes of the longest work request on a port: a multiple of [`QP_SPLIT_ALIGN`] if a message may
+/// Returns the length in bytes of the longest work request on a port: a multiple of [`QP_SPLIT_ALIGN`] if a message may
 /// be longer.
 #[inline(always)]
 fn message_bytes_max(port: &PortAttr) -> u32 {
@@ -98,6 +98,11 @@ fn message_bytes_max(port: &PortAttr) -> u32 {
         1..LEN_MAX => (port.max_message_bytes & !(QP_SPLIT_ALIGN - 1)).max(QP_SPLIT_ALIGN),
         _ => LEN_MAX,
     }
+}
+
+/// Returns the most work requests that carry the bytes of one message on a queue pair.
+pub(crate) fn pieces_max(port: &PortAttr) -> u32 {
+    if message_bytes_max(port) < LEN_MAX { 2 } else { 1 }
 }
 
 /// Returns the size in bytes of the largest message that fits whole into one work request.
@@ -200,8 +205,8 @@ pub(super) const fn with_imm(token: u32, imm_data: u32) -> SendWr {
     SendWr { wr_id: token as u64, imm_data, opcode, flags, ..WRITE }
 }
 
-/// Posts WRITEs of the first bytes of `wr` until the device can carry the rest in one work request, and leaves the
-/// rest in `wr`. A device that carries 2³⁰ bytes needs one such WRITE, for which the send queue has room.
+/// Posts WRITEs of the first bytes of `wr` until the port can carry the rest in one work request, and leaves the rest
+/// in `wr`. The send queue has room for [`pieces_max`] work requests of each message.
 #[inline(always)]
 fn post_excess<N: Nic>(verbs: &Verbs<N>, qp: &N::Qp, wr: &mut SendWr) -> Result<(), NicError> {
     let max = message_bytes_max(verbs.port_of(verbs.nic.rail_of(qp)));

@@ -11,7 +11,7 @@ use super::stage::Side;
 use super::wire::{DeviceName, Preface, QpInfo};
 use super::{CommSettings, PacketAuth, QPS_MAX, Wire};
 use crate::auth::Session;
-use crate::comm::KEYS_BYTES;
+use crate::comm::{KEYS_BYTES, pieces_max};
 use crate::error::{Ends, Error};
 use crate::fifo::{DEPTH_NCCL_2_14, SLOT_BYTES};
 use crate::nic::{
@@ -69,7 +69,7 @@ impl<N: Nic> Verbs<N> {
     ) -> Result<Self, NicError> {
         let (rail, port) = lead_rail(&nic, rail.filter(|rail| *rail < nic.rails()))?;
         let pd = nic.connection_pd(&shared_pd)?;
-        let cq = nic.create_cq(cq_depth(&nic, &settings, qps)?)?;
+        let cq = nic.create_cq(cq_depth(&nic, &port, &settings, qps)?)?;
         let control = nic.alloc(control_bytes)?;
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
         let control_mr = nic.reg_mr(&pd, &control, access)?;
@@ -322,14 +322,20 @@ impl<N: Nic> Verbs<N> {
     }
 }
 
-/// Each row needs two send requests; messages in groups need up to one more for each row. A fence needs
-/// one of each kind. With several rails a row has a write of its keys too, and a rail is asked questions.
-fn capacities<N: Nic>(settings: &CommSettings) -> QpCap {
+/// Returns the lengths of a queue pair's queues.
+///
+/// A sender has at most `depth` rows under way, and at most `depth` messages of groups. A message takes up to
+/// [`pieces_max`] send requests, and a row ends with one more. So the rows take at most `pieces + 1` requests
+/// each, and the messages of all groups take at most `pieces × depth` more. A receiver takes fewer: it writes
+/// each row's slots and, over several rails, their keys. A fence takes one request of each kind. Over several rails
+/// each has queues for the port that carries the least, and an end also asks each rail for an answer.
+fn capacities<N: Nic>(settings: &CommSettings, port: &PortAttr) -> QpCap {
+    let pieces = if N::RAILS_MAX == 1 { pieces_max(port) } else { 2 };
     let (depth, fence) = (u32::from(settings.depth()), u32::from(settings.recovers()));
     // Over several rails the keys of a slot follow the slot.
     let slot_bytes = if N::RAILS_MAX == 1 { SLOT_BYTES } else { SLOT_BYTES + KEYS_BYTES };
     QpCap {
-        max_send_wr: if N::RAILS_MAX == 1 { 3 * depth + fence } else { 5 * depth + fence + 1 },
+        max_send_wr: (2 * pieces + 1) * depth + fence + u32::from(N::RAILS_MAX > 1),
         max_recv_wr: depth + fence,
         max_inline_data: if settings.use_inline { slot_bytes as u32 } else { 0 },
     }
@@ -341,8 +347,13 @@ fn capacities<N: Nic>(settings: &CommSettings) -> QpCap {
 /// work, a row has at most two completions on each. A device with smaller queues gives the largest one that it
 /// allows, if that holds the completions of queue pairs that work. A recovery while nearly all requests are under way
 /// may then overrun the queue, which ends the connection.
-fn cq_depth<N: Nic>(nic: &N, settings: &CommSettings, qps: usize) -> Result<usize, NicError> {
-    let QpCap { max_send_wr, max_recv_wr, .. } = capacities::<N>(settings);
+fn cq_depth<N: Nic>(
+    nic: &N,
+    port: &PortAttr,
+    settings: &CommSettings,
+    qps: usize,
+) -> Result<usize, NicError> {
+    let QpCap { max_send_wr, max_recv_wr, .. } = capacities::<N>(settings, port);
     let flushes = if settings.flush { ROWS } else { 0 };
     let depth = |of_each: u32| of_each as usize * qps + flushes + 1;
     let (stopped, working) = (depth(max_send_wr + max_recv_wr), depth(2 * max_recv_wr));
@@ -375,7 +386,7 @@ fn create_qp<N: Nic>(
     settings: &CommSettings,
     access: Access,
 ) -> Result<N::Qp, NicError> {
-    let qp = nic.create_rail_qp(rail, pd, cq, &capacities::<N>(settings))?;
+    let qp = nic.create_rail_qp(rail, pd, cq, &capacities::<N>(settings, port))?;
     let (pkey_index, port_num) = (settings.pkey_index, port.port_num);
     nic.modify_qp(&qp, &QpTransition::Init { pkey_index, port_num, access })?;
     Ok(qp)
@@ -423,6 +434,8 @@ pub(crate) struct Peer {
     pub(crate) device: DeviceName,
     /// READs that either end may have outstanding on a queue pair.
     pub(crate) reads: u8,
+    /// See [`Preface::needs_grh`].
+    pub(crate) needs_grh: bool,
 }
 
 impl Peer {
@@ -452,6 +465,7 @@ impl Peer {
             standby: ours.standby.zip(preface.standby).map(|(a, b)| RailSet(a | b)),
             device: preface.device,
             reads: 1,
+            needs_grh: preface.needs_grh,
         }
     }
 
@@ -475,6 +489,7 @@ impl Peer {
             standby: None,
             device: DeviceName::new(),
             reads: 1,
+            needs_grh: false,
         }
     }
 

@@ -109,12 +109,13 @@ pub struct PortAttr {
     /// Local identifier (InfiniBand only).
     pub lid: u16,
     /// Whether each packet must have a global route header on InfiniBand (`IBV_QPF_GRH_REQUIRED`), as on a virtual
-    /// function.
+    /// function. A peer on Invar's wire sends the header too.
     pub needs_grh: bool,
     /// The largest path MTU that the port carries.
     pub active_mtu: Mtu,
     /// Length in bytes of the longest work request (`max_msg_sz`); 0 if there is no limit below 2³¹ − 1. Longer
-    /// messages are sent in pieces.
+    /// messages are sent in pieces. The send queue has room for two pieces of each message, so a port with a limit
+    /// suits messages of up to twice that limit. The peer's port must carry the pieces too.
     pub max_message_bytes: u32,
     /// Payload bytes of the longer packets that two software NICs can exchange if both agree; 0 if the
     /// port has no longer packets.

@@ -21,9 +21,11 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
-use invar_core::nic::{Mtu, PollError, QpOptions, QpState, QpTransition, RtrAttr, SourcePorts, Wc};
+use invar_core::nic::{
+    Mtu, PollError, QpOptions, QpState, QpTransition, RtrAttr, SendWr, SourcePorts, Wc,
+};
 use invar_core::roce::UDP_PORT;
-use invar_core::roce::qp::{RequesterPhase, ResponderPhase, Tuning};
+use invar_core::roce::qp::{MESSAGE_BYTES_MAX, RequesterPhase, ResponderPhase, Tuning};
 use invar_linux::soft::{Device, DeviceConfig, DeviceCounters, QpnRange};
 
 pub use campaign::{Campaign, Failure, Progress, Summary};
@@ -66,6 +68,10 @@ struct Net {
     tagged_qps: u64,
     /// The number of queue pairs so far that send long packets.
     long_qps: u64,
+    /// Length in bytes of the longest work request that a port carries.
+    message_bytes_max: u32,
+    /// The number of work requests so far that had this length.
+    longest_wrs: u64,
 }
 
 struct Host {
@@ -103,6 +109,8 @@ impl World {
             peers: HashMap::new(),
             tagged_qps: 0,
             long_qps: 0,
+            message_bytes_max: MESSAGE_BYTES_MAX,
+            longest_wrs: 0,
         })))
     }
 
@@ -163,6 +171,11 @@ impl World {
     /// Lets a host offer packets with so many bytes of payload, more than its MTU. Two hosts that do use them.
     pub fn offer_long_packets(&self, host: usize, payload_bytes: u32) {
         self.net().hosts[host].long_mtu_bytes = payload_bytes;
+    }
+
+    /// Lets ports carry no work request of more than so many bytes.
+    pub fn limit_messages(&self, bytes: u32) {
+        self.net().message_bytes_max = bytes;
     }
 
     /// Lets devices report that their port went down.
@@ -246,10 +259,15 @@ impl World {
         self.net().hosts[host].device.counters()
     }
 
-    /// The numbers of queue pairs so far whose packets carry tags, and of those that send long packets.
-    fn tagged_and_long_qps(&self) -> (u64, u64) {
+    /// The events that the network has counted.
+    fn events(&self) -> [(Event, u64); 4] {
         let net = self.net();
-        (net.tagged_qps, net.long_qps)
+        [
+            (Event::PacketSent, net.wire.counters.sent),
+            (Event::QpTagged, net.tagged_qps),
+            (Event::QpLong, net.long_qps),
+            (Event::LongestPosted, net.longest_wrs),
+        ]
     }
 
     /// Whether a host's device has no queue pairs, completion queues and regions.
@@ -343,6 +361,18 @@ impl Net {
         let mut sink = Outgoing { from: host, now_ns: self.now_ns, wire: &mut self.wire };
         self.hosts[host].device.transmit(self.now_ns, &mut sink);
         self.record_packet_faults();
+    }
+
+    /// Counts the posted work requests that are as long as a port carries.
+    ///
+    /// # Panics
+    /// Panics if a work request is longer.
+    fn note_lengths(&mut self, wrs: &[SendWr]) {
+        let longest = self.message_bytes_max;
+        let lengths = || wrs.iter().map(|wr| wr.sge.length);
+        let too_long = lengths().find(|length| *length > longest);
+        assert_eq!(too_long, None, "a port carries no work request of more than {longest} bytes");
+        self.longest_wrs += lengths().filter(|length| *length == longest).count() as u64;
     }
 
     /// Notes the peer to which a queue pair of a host sends, and the kind of its packets.

@@ -17,7 +17,7 @@ use crate::meddler::{Meddler, Plan};
 use crate::rig::Gated;
 
 /// Two NICs whose port attributes `change` has altered.
-fn nics(change: impl Fn(usize, &mut PortAttr)) -> [Meddler; 2] {
+pub(crate) fn nics(change: impl Fn(usize, &mut PortAttr)) -> [Meddler; 2] {
     let nics: [NullNic; 2] = NullNic::ports();
     let mut i = 0;
     nics.map(|nic| {
@@ -52,13 +52,15 @@ fn attributes_are_those_of_nccl() {
         use_inline: true,
         ..crate::rig::fragile()
     };
-    let nics = nics(|i, port| port.gid_index = i as u8 + 3);
+    let nics = nics(|i, port| {
+        (port.gid_index, port.max_message_bytes) = [(3, 0), (4, 1 << 30)][i];
+    });
     let [a, b] = &nics;
     let duo = duo::connect([a, b], [settings; 2], || {}).expect("a connection");
-    for (nic, gid_index) in nics.iter().zip([3, 4]) {
+    for (nic, (gid_index, max_send_wr)) in nics.iter().zip([(3, 96), (4, 160)]) {
         let caps = nic.plan.caps.take();
-        let cap = QpCap { max_send_wr: 96, max_recv_wr: 32, max_inline_data: 32 };
-        assert_eq!(caps, [cap; 2], "sends: three times the rows; receives: the rows");
+        let cap = QpCap { max_send_wr, max_recv_wr: 32, max_inline_data: 32 };
+        assert_eq!(caps, [cap; 2], "three sends for each row, five where a message has two pieces");
 
         let moves = nic.plan.moves.take();
         let init = QpTransition::Init { pkey_index: 3, port_num: 1, access: Access::REMOTE_WRITE };
@@ -151,23 +153,29 @@ fn an_infiniband_port_names_its_peer_by_lid() {
 }
 
 #[test]
-fn packets_have_a_global_route_where_the_port_requires_it_or_the_peer_is_in_another_subnet() {
+fn packets_have_a_global_route_where_either_port_requires_it_or_the_peer_is_in_another_subnet() {
     // A GID with its FLID and its subnet. The end's LID is 70.
     let gid =
         |(flid, subnet), i| Gid([0xfe, 0x80, 0, 0, 0, flid, 0, subnet, 0, 0, 0, 0, 0, 0, 0, i]);
     let (near, far, nameless) = ((7, 1), (8, 2), (0, 2));
+    let (neither, first, second, both) =
+        ([false, false], [true, false], [false, true], [true, true]);
     for (wire, needs_grh, ends, is_global, dlids) in [
-        (Wire::Invar, false, [near, near], false, [70, 70]),
-        (Wire::Invar, true, [near, near], true, [70, 70]),
-        (Wire::Invar, false, [near, far], true, [8, 7]),
-        (Wire::Invar, true, [near, far], true, [8, 7]),
-        (Wire::Invar, false, [near, nameless], true, [70, 7]),
-        (Wire::Nccl214, false, [near, far], false, [70, 70]),
-        (Wire::Nccl214, true, [near, far], true, [70, 70]),
+        (Wire::Invar, neither, [near, near], neither, [70, 70]),
+        (Wire::Invar, first, [near, near], both, [70, 70]),
+        (Wire::Invar, second, [near, near], both, [70, 70]),
+        (Wire::Invar, both, [near, near], both, [70, 70]),
+        (Wire::Invar, neither, [near, far], both, [8, 7]),
+        (Wire::Invar, both, [near, far], both, [8, 7]),
+        (Wire::Invar, neither, [near, nameless], both, [70, 7]),
+        (Wire::Nccl214, neither, [near, far], neither, [70, 70]),
+        // NCCL's wire has no word for it.
+        (Wire::Nccl214, first, [near, far], first, [70, 70]),
+        (Wire::Nccl214, both, [near, far], both, [70, 70]),
     ] {
         let nics = nics(|i, port| {
             (port.link_layer, port.lid) = (LinkLayer::Infiniband, 70);
-            (port.needs_grh, port.gid) = (needs_grh, gid(ends[i], i as u8));
+            (port.needs_grh, port.gid) = (needs_grh[i], gid(ends[i], i as u8));
         });
         let [a, b] = &nics;
         let settings = CommSettings { wire, ..CommSettings::default() };
@@ -175,10 +183,45 @@ fn packets_have_a_global_route_where_the_port_requires_it_or_the_peer_is_in_anot
         assert_eq!(duo.send.isend(&Default::default(), 0), Ok(None));
         for (i, nic) in nics.iter().enumerate() {
             let [attr] = rtr(&nic.plan)[..] else { panic!("one queue pair") };
-            assert_eq!((attr.ah.is_global, attr.ah.dlid), (is_global, dlids[i]));
+            assert_eq!((attr.ah.is_global, attr.ah.dlid), (is_global[i], dlids[i]));
             assert_eq!(attr.ah.dgid, gid(ends[1 - i], 1 - i as u8));
         }
     }
+}
+
+/// Offset of the features in a message, and their bit for a global route.
+const FEATURES: usize = 16;
+const GRH: u8 = 1 << 7;
+
+#[test]
+fn an_end_connects_to_a_version_that_does_not_know_the_need_for_a_global_route() {
+    let nics = nics(|i, port| {
+        (port.link_layer, port.lid) = (LinkLayer::Infiniband, 70);
+        port.needs_grh = i == 0;
+    });
+    let [a, b] = nics.map(|nic| (Rc::clone(&nic.plan), nic));
+    let [(here, mut here_far), (there, mut there_far)] = [Pipe::pair(), Pipe::pair()];
+    let settings = CommSettings::default();
+    let mut connector = Connector::new(a.1, 1, here, None, settings, 0);
+    let mut acceptor = Acceptor::new(b.1, 2, there, Session::UNKNOWN_PEER, settings, 0);
+    const ANSWER_BYTES: usize = MESSAGE_BYTES_MAX + TIME_BYTES;
+    let mut message = [0; ANSWER_BYTES];
+    assert!(connector.poll(0).expect("no error").is_none());
+    assert_eq!(here_far.recv(&mut message), Ok(MESSAGE_BYTES_MAX));
+    // An older version sends no such bit.
+    assert_eq!(message[FEATURES] & GRH, GRH);
+    message[FEATURES] &= !GRH;
+    assert_eq!(there_far.send(&message[..MESSAGE_BYTES_MAX]), Ok(MESSAGE_BYTES_MAX));
+    assert!(acceptor.poll(0).expect("no error").is_none());
+    assert_eq!(there_far.recv(&mut message), Ok(ANSWER_BYTES));
+    // A newer version may send bits that this version does not know.
+    assert_eq!(message[FEATURES + 1], 0);
+    message[FEATURES + 1] = 0xff;
+    assert_eq!(here_far.send(&message), Ok(ANSWER_BYTES));
+    assert!(connector.poll(0).expect("no error").is_some());
+    let is_global =
+        |plan: &Plan| rtr(plan).iter().map(|attr| attr.ah.is_global).collect::<Vec<_>>();
+    assert_eq!([is_global(&a.0), is_global(&b.0)], [[true], [false]]);
 }
 
 #[test]

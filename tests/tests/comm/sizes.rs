@@ -4,12 +4,13 @@
 use invar_core::comm::{RecvBuf, Request, SendBuf};
 use invar_core::conn::{CommSettings, Wire};
 use invar_core::error::Error;
-use invar_core::nic::{Nic, PortAttr, SendFlags, SendOpcode, SendWr};
+use invar_core::nic::{SendFlags, SendOpcode, SendWr, WcStatus};
 use invar_testkit::null::NullNic;
 use invar_testkit::pattern::pattern;
 
 use crate::line::Line;
 use crate::meddler::Meddler;
+use crate::queue_pairs::nics;
 
 const BYTES_MAX: usize = 20_000;
 
@@ -108,14 +109,13 @@ fn above_the_adaptive_routing_threshold_the_immediate_goes_apart() {
     assert_eq!(carry(&mut connected(never), 19_000, 19_000).len(), 1);
 }
 
-/// Connects two ends whose ports carry work requests of 1 KiB and some bytes.
+/// Two ports that carry work requests of 1 KiB and some bytes.
+fn short_ports() -> [Meddler; 2] {
+    nics(|_, port| port.max_message_bytes = 1030)
+}
+
 fn connected_in_pieces(settings: CommSettings) -> Line {
-    let nics = NullNic::ports::<2>().map(Meddler::new);
-    for nic in &nics {
-        let port = nic.query_port().expect("a port");
-        nic.plan.port.set(Some(PortAttr { max_message_bytes: 1030, ..port }));
-    }
-    connected_on(nics, settings)
+    connected_on(short_ports(), settings)
 }
 
 #[test]
@@ -165,6 +165,81 @@ fn a_group_with_a_message_longer_than_a_work_request_of_the_port_arrives_whole()
                 assert_eq!(line.to.read(at, len), line.from.read(at, len));
                 assert_eq!(line.to.read(at + len, 8), [0xee; 8], "behind {len} bytes");
             }
+        }
+    }
+}
+
+#[test]
+fn the_send_queue_has_room_for_two_pieces_of_each_message_that_may_be_under_way() {
+    // Two pieces.
+    const LEN: u32 = 2048;
+    for fifo_depth in [1, 2, 8, 32, 256] {
+        let settings =
+            CommSettings { fifo_depth, ar_threshold_bytes: 0, ..CommSettings::default() };
+        let depth = usize::from(fifo_depth);
+        let bytes = 2 * depth * LEN as usize;
+        let mut line = Line::on(short_ports(), [settings; 2], bytes);
+        line.from.write(0, &pattern(0, bytes));
+        // The groups have as many messages as the FIFO has rows. Each further row has one message.
+        let nreqs_max = depth.min(8);
+        let groups = depth / nreqs_max;
+        let (mut received, mut sent, mut end) = (Vec::new(), Vec::new(), 0);
+        for row in 0..depth {
+            let places = end..end + if row < groups { nreqs_max } else { 1 };
+            end = places.end;
+            let room = |place: usize| line.to.room(place * LEN as usize, LEN, 0);
+            let rooms: Vec<_> = places.clone().map(room).collect();
+            received.push((rooms.len(), line.duo.irecv(&rooms)));
+            let message = |place: usize| line.from.message(place * LEN as usize, LEN);
+            sent.extend(places.map(message).map(|message| line.duo.isend(&message, 0)));
+        }
+        for request in &sent {
+            assert_eq!(line.duo.send.test(request), Ok(Some(LEN)));
+        }
+        for (nreqs, request) in &received {
+            let sizes = line.duo.recv.test(request).expect("test").expect("done");
+            assert_eq!(sizes, vec![LEN; *nreqs]);
+        }
+        let bytes = end * LEN as usize;
+        assert!(line.to.read(0, bytes) == line.from.read(0, bytes), "of {depth} rows");
+    }
+}
+
+#[test]
+fn pieces_that_the_peer_has_missed_are_sent_again_after_a_failure() {
+    let lengths = |posted: &[(u32, SendWr)]| -> Vec<u32> {
+        posted.iter().map(|(_, wr)| wr.sge.length).filter(|length| *length > 0).collect()
+    };
+    let (single, group): (&[u32], &[u32]) = (&[9000], &[9000, 2049]);
+    for (qps, lens) in [(1, single), (3, single), (1, group), (3, group)] {
+        let mut line = connected_in_pieces(CommSettings { qps, ..CommSettings::default() });
+        line.to.write(0, &[0xee; BYTES_MAX]);
+        let room = |r: usize| line.to.room(9100 * r, 9000, r as u32);
+        let rooms: Vec<_> = (0..lens.len()).map(room).collect();
+        let received = line.duo.irecv(&rooms);
+        // The receiver replaces its queue pairs before the sender hears of it.
+        line.nics[1].complete_with(WcStatus::RETRY_EXC_ERR);
+        assert_eq!(line.duo.recv.test(&received), Ok(None));
+        assert_eq!(line.duo.recv.check_peer(line.now_ns), Ok(()));
+        line.nics[0].plan.posted.borrow_mut().clear();
+        let mut sent = Vec::new();
+        for (r, len) in lens.iter().enumerate() {
+            sent.push(line.duo.isend(&line.from.message(9100 * r, *len), r as u32));
+        }
+        let missed = lengths(&line.nics[0].plan.posted.take());
+        assert!(missed.contains(&1024) && missed.iter().all(|length| *length <= 1024));
+        assert!(line.to.read(0, BYTES_MAX).iter().all(|byte| *byte == 0xee), "bytes arrived");
+        line.pass(5).expect("a recovery");
+        assert_eq!(line.attempts(), [1, 1]);
+        assert_eq!(lengths(&line.nics[0].plan.posted.take()), missed);
+        for (request, len) in sent.iter().zip(lens) {
+            assert_eq!(line.duo.send.test(request), Ok(Some(*len)));
+        }
+        assert_eq!(line.duo.recv.test(&received), Ok(Some(lens)));
+        for (r, len) in lens.iter().enumerate() {
+            let (at, len) = (9100 * r, *len as usize);
+            assert_eq!(line.to.read(at, len), line.from.read(at, len));
+            assert_eq!(line.to.read(at + len, 8), [0xee; 8], "behind {len} bytes");
         }
     }
 }

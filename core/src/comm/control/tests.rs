@@ -54,6 +54,7 @@ fn report(attempt: u32, rows: u64, qps: u32) -> Control {
         long_mtu_bytes: 0,
         rails: 1,
         rail: 0,
+        needs_grh: true,
         device: DeviceName::new(),
     };
     let info = QpInfo {

@@ -166,10 +166,17 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
             }
             let only = only_qp(verbs, row, 1, room.size as u32);
             entries[0].rearm(qps_of(verbs, only));
+            let piece = target.message_bytes_max;
+            let is_cut = is_planted(Mutant::ResendLaterPieces) && buf.len > piece;
+            let skipped = if is_cut { piece } else { 0 };
             let whole = SendWr {
-                remote_addr: room.addr,
+                remote_addr: room.addr + u64::from(skipped),
                 rkey: room.rkey,
-                sge: Sge { addr: buf.addr, length: buf.len, lkey: buf.lkey },
+                sge: Sge {
+                    addr: buf.addr + u64::from(skipped),
+                    length: buf.len - skipped,
+                    lkey: buf.lkey,
+                },
                 ..with_imm(first.raw(), buf.len)
             };
             post_single(verbs, &mut route.backlog, target, &whole, at, only)

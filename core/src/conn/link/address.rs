@@ -6,8 +6,9 @@ use crate::nic::{AddressVector, LinkLayer, PortAttr};
 
 /// Returns the address vector from a port to the peer's queue pair `qpn`.
 ///
-/// On InfiniBand, packets take a global route header where the port requires one, and into another subnet. A GID has
-/// its subnet in bytes 6 and 7. Into another subnet the peer's FLID is taken, or its LID if it has none (`net_ib.cc ncclIbRtrQp` of later NCCL).
+/// On InfiniBand, packets have a global route header if the port of either end requires one, and into another subnet.
+/// A peer tells of its port on Invar's wire only. A GID has its subnet in bytes 6 and 7. Into another subnet the peer's
+/// FLID is taken, or its LID if it has none (`net_ib.cc ncclIbRtrQp` of later NCCL).
 pub(super) fn address_of(
     peer: &Peer,
     qpn: u32,
@@ -25,8 +26,9 @@ pub(super) fn address_of(
     };
     // NCCL's end has a GID here if these bytes are of a link-local prefix. Others would lead nowhere.
     let may_be_global = has_gids || theirs[..2] == [0xfe, 0x80];
+    let needs_grh = peer.needs_grh || port.needs_grh && may_be_global;
     AddressVector {
-        is_global: !is_infiniband || crosses || (port.needs_grh && may_be_global),
+        is_global: !is_infiniband || crosses || needs_grh,
         dgid: peer.info.gid,
         sgid_index: port.gid_index,
         hop_limit: 255,

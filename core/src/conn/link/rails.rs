@@ -177,6 +177,7 @@ impl<N: Nic> Verbs<N> {
             rails: 1,
             rail: rail as u8,
             standby: None,
+            needs_grh: port.needs_grh,
             device: Ends::local(self.nic.rail_name(rail), port.gid).device,
         }
     }

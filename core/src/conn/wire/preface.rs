@@ -28,6 +28,9 @@ const TIME: u32 = 1 << 5;
 /// Feature: this end has several rails, and lays out their keys as this version does. Bit 4 meant another
 /// layout.
 const RAILS: u32 = 1 << 6;
+/// Feature: packets to this end's port need a global route header, also within an InfiniBand subnet. Older versions
+/// ignore this bit.
+const GRH: u32 = 1 << 7;
 
 /// The preface on the wire, little-endian.
 ///
@@ -110,6 +113,9 @@ pub struct Preface {
     /// The rails that this end wants to keep for the time when no other rail works: one bit for each. `None`
     /// from an end that has one rail, or whose version has another layout of keys.
     pub standby: Option<u8>,
+    /// Whether packets to this end's port must have a global route header on InfiniBand (`IBV_QPF_GRH_REQUIRED`). The
+    /// packets of both ends have one if either end needs it.
+    pub needs_grh: bool,
     /// Name of this end's device.
     pub device: DeviceName,
 }
@@ -138,10 +144,11 @@ impl Preface {
         let views = if self.shares_views { VIEWS } else { 0 };
         let rails = if self.standby.is_some() { RAILS } else { 0 };
         let time = if self.tells_time { TIME } else { 0 };
+        let grh = if self.needs_grh { GRH } else { 0 };
         PrefaceBytes {
             fifo_depth: self.fifo_depth.into(),
             qp_count: self.qp_count.into(),
-            features: (GROUP_SIZES | ece | recovery | views | time | rails).into(),
+            features: (GROUP_SIZES | ece | recovery | views | time | rails | grh).into(),
             options: self.options.bits().into(),
             udp_port: self.udp_port.into(),
             renewal_port: self.renewal_port.into(),
@@ -190,6 +197,7 @@ impl Preface {
             rails: b.rails.clamp(1, RAILS_MAX as u8),
             rail: b.rail % RAILS_MAX as u8,
             standby: (b.features.get() & RAILS != 0).then_some(b.standby),
+            needs_grh: b.features.get() & GRH != 0,
             device: decode(&b.device),
         })
     }
@@ -245,6 +253,7 @@ mod tests {
             rails: 1 + (options >> 8) as u8 % RAILS_MAX as u8,
             rail: (options >> 16) as u8 % RAILS_MAX as u8,
             standby: (options & 8 != 0).then_some((options >> 24) as u8),
+            needs_grh: options & 32 != 0,
             device: heapless::String::try_from(device).unwrap(),
         }
     }

@@ -32,7 +32,8 @@ pub const INLINE_BYTES_MAX: u32 = 1024;
 
 /// The engine in the smallest size that fits. Each send takes about 72 bytes, each receive 32.
 ///
-/// The small size fits NCCL 2.14's FIFO depth of 64, the medium size fits ours of 256.
+/// A comm over one device has three sends and one receive for each row of its FIFO, and a few more. The medium size fits
+/// depths up to 128, the large size fits ours of 256.
 enum Engine {
     Small(Box<Qp<128, 64>>),
     Medium(Box<Qp<512, 256>>),

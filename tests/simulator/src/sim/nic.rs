@@ -6,7 +6,6 @@ use invar_core::nic::{
     Access, Gid, LinkLayer, Memory, MemoryKeys, Nic, NicError, PollError, PortAttr, PortState,
     QpCap, QpOptions, QpTransition, RecvWr, Resolution, SendWr, Verb, Wc,
 };
-use invar_core::roce::qp::MESSAGE_BYTES_MAX;
 use invar_linux::memory::HostMemory;
 use invar_linux::soft::{Device, QpConfig};
 
@@ -128,7 +127,7 @@ impl Nic for SimNic {
             lid: 0,
             needs_grh: false,
             active_mtu: host.mtu,
-            max_message_bytes: MESSAGE_BYTES_MAX,
+            max_message_bytes: net.message_bytes_max,
             long_mtu_bytes: host.long_mtu_bytes,
             gid: Gid::from(address.ip()),
             gid_index: 0,
@@ -207,6 +206,7 @@ impl Nic for SimNic {
     }
 
     fn post_send(&self, qp: &SimQp, wrs: &[SendWr]) -> Result<(), NicError> {
+        self.world.net().note_lengths(wrs);
         self.post(|device| {
             wrs.iter().zip(0..).try_for_each(|(wr, index)| {
                 device.post_send(qp.0.number, wr).map_err(|error| NicError { index, ..error })

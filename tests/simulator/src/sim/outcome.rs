@@ -9,6 +9,7 @@ kinds! {
         PacketSent = "packets sent",
         QpTagged = "queue pairs whose packets carry tags",
         QpLong = "queue pairs that send long packets",
+        LongestPosted = "work requests as long as the port carries",
         DamageDetected = "damaged packets dropped",
         PacketSentAgain = "packets sent again",
         MessageSent = "messages sent",
@@ -57,10 +58,7 @@ impl Outcome {
         self.trace = world.trace();
         self.end_ns = world.now_ns();
         self.coverage = world.coverage();
-        self.count(Event::PacketSent, world.wire_counters().sent);
-        let (tagged, long) = world.tagged_and_long_qps();
-        self.count(Event::QpTagged, tagged);
-        self.count(Event::QpLong, long);
+        world.events().into_iter().for_each(|(event, times)| self.count(event, times));
         self
     }
 }

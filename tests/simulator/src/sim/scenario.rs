@@ -9,7 +9,7 @@ use invar_core::conn::{CommSettings, PacketAuth, Wire};
 use invar_core::nic::{Nic, QpOptions};
 use invar_linux::rails::Rails;
 
-use super::terrain::{lengthen, network};
+use super::terrain::{LENGTHS, lengthen, network, shorten};
 use super::{Event, Fault, Outcome, SimNic, State as MachineState, World};
 use crate::duo;
 use crate::model::comm::{End, Op, Shape, Traffic};
@@ -37,6 +37,13 @@ const NEVER: u64 = u64::MAX;
 /// Changes a seed to that of the choices of packets. With a stream of their own, these choices leave all others as
 /// they are.
 const PACKETS: u64 = 0x9a4b_1d7e_53c0_f862;
+
+/// The longest messages of comms, in bytes.
+const MESSAGES_BYTES_MAX: [usize; 3] = [64, 3000, 20_000];
+
+/// The limits of ports on the length of a work request, in bytes; 0 stands for none. The longest messages go in two
+/// pieces. A row of the FIFO goes in one.
+const LIMITS: [u32; 6] = [0, 0, 0, 512, 1536, 10_112];
 
 /// The histories in a million in which the process of an end is killed.
 const DEATHS_PPM: u32 = 100_000;
@@ -95,6 +102,8 @@ struct History<N: Nic> {
     cuts: Vec<(u64, usize)>,
     /// The number of faults in a million actions.
     fault_ppm: u32,
+    /// The length of the longest message that a comm may have.
+    message_bytes_max: usize,
     /// Decides on the killed end alone, so that histories without one stay as they are.
     fate: Random,
 }
@@ -112,6 +121,7 @@ impl<N: Nic + Clone> History<N> {
         let (world, nics) = network(&mut random, ports as u32, ipv6);
         let mut packets = Random::new(seed ^ PACKETS);
         lengthen(&mut packets, &world, &nics);
+        let message_bytes_max = shorten(&mut Random::new(seed ^ LENGTHS), &world, &LIMITS);
         let nics = assemble(&mut random, nics);
         world.delay_completions(random.pick(&[0, 3_000, 100_000]));
         if random.chance(500_000) {
@@ -131,6 +141,7 @@ impl<N: Nic + Clone> History<N> {
             outs,
             cuts,
             fault_ppm,
+            message_bytes_max,
             fate,
         };
         for _ in 0..history.random.below(3) + 1 {
@@ -170,7 +181,7 @@ impl<N: Nic + Clone> History<N> {
         let duo = duo::connect([a, b], [settings; 2], || self.world.advance(20_000))
             .expect("nothing has gone wrong yet");
         let recovers = settings.recovery_timeout_ns > 0 && settings.wire == Wire::Invar;
-        let message_bytes_max = random.pick(&[64, 3000, 20_000]);
+        let message_bytes_max = random.pick(&MESSAGES_BYTES_MAX).min(self.message_bytes_max);
         let shape = Shape { message_bytes_max, cells: 40, prompt: false };
         let cable = duo.cable.clone();
         if random.chance(500_000) {
