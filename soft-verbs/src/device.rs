@@ -61,6 +61,8 @@ struct Open {
 pub(crate) struct Context {
     pub(crate) base: verbs_context,
     pub(crate) device: &'static Device,
+    /// The process that opened the context. A child of `fork` has a copy of it.
+    pub(crate) process: u32,
     pub(crate) nic: SoftNic,
     pub(crate) events: Arc<EventQueue<Raised>>,
     /// Tells the events of the port, where the kernel lets this process hear of them.
@@ -151,9 +153,11 @@ impl Device {
         Ok(nic)
     }
 
-    pub(crate) fn close(&self) {
+    /// Notes the end of a context, which the process `opener` opened. A child of `fork` that closes a context of its
+    /// parent closes no device: neither its parent's nor its own.
+    pub(crate) fn close(&self, opener: u32) {
         let mut open = self.lock();
-        if open.process == process::id() {
+        if [opener, open.process] == [process::id(); 2] {
             open.contexts = open.contexts.saturating_sub(1);
             // A program may exit without destroying its queue pairs.
             if open.contexts == 0

@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_void};
 use std::os::fd::RawFd;
 use std::sync::Arc;
-use std::{io, mem, ptr};
+use std::{io, mem, process, ptr};
 
 use invar_verbs::sys::provider::ibv_device;
 use invar_verbs::sys::{VERBS_ABI_IS_EXTENDED, ibv_async_event, ibv_context, verbs_context};
@@ -38,7 +38,8 @@ extern "C" fn ibv_open_device(of: *mut ibv_device) -> *mut ibv_context {
     let base = operations(of, events.fd());
     let events = Arc::new(events);
     let port = PortWatch::start(nic.clone(), opened.ip(), Arc::clone(&events)).ok();
-    object::give(Context { base, device: opened, nic, events, _port: port })
+    let process = process::id();
+    object::give(Context { base, device: opened, process, nic, events, _port: port })
 }
 
 fn operations(of: *mut ibv_device, async_fd: RawFd) -> verbs_context {
@@ -72,7 +73,7 @@ fn operations(of: *mut ibv_device, async_fd: RawFd) -> verbs_context {
 #[unsafe(no_mangle)]
 extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
     let closed = object::take::<Context>(context, |_| Ok(()));
-    errno::status(closed.map(|context| context.device.close()))
+    errno::status(closed.map(|context| context.device.close(context.process)))
 }
 
 /// Waits for an asynchronous event.

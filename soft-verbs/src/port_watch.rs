@@ -31,7 +31,7 @@ pub(crate) const PORT: usize = 1;
 /// A thread that tells the events of a port, until the value is dropped.
 pub(crate) struct PortWatch {
     shared: Arc<Shared>,
-    _thread: OwnThread,
+    thread: OwnThread,
 }
 
 struct Shared {
@@ -78,14 +78,17 @@ impl PortWatch {
             }
         };
         let thread = without_signals(|| OwnThread::start("invar-port", run))?;
-        Ok(PortWatch { shared, _thread: thread })
+        Ok(PortWatch { shared, thread })
     }
 }
 
 impl Drop for PortWatch {
     fn drop(&mut self) {
-        self.shared.is_over.store(true, Ordering::Relaxed);
-        self.shared.poller.call();
+        // A child of `fork` shares the poller with its parent, and has no thread to end.
+        if self.thread.is_here() {
+            self.shared.is_over.store(true, Ordering::Relaxed);
+            self.shared.poller.call();
+        }
     }
 }
 

@@ -1,13 +1,13 @@
 //! Queue pairs: creation, attributes and destruction.
 
 use std::ffi::c_int;
-use std::mem;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::{mem, ptr};
 
 use invar_core::nic::{QpCap, QpState, QpType};
 use invar_linux::soft::{self, QpInit, SoftNic};
 use invar_verbs::sys::extended::ibv_qp_ex;
-use invar_verbs::sys::provider::{ibv_pd, ibv_qp};
+use invar_verbs::sys::provider::{IBV_QP_RATE_LIMIT, ibv_pd, ibv_qp};
 use invar_verbs::sys::{
     IBV_QPS_ERR, IBV_QPS_INIT, IBV_QPS_RESET, IBV_QPS_RTR, IBV_QPS_RTS, IBV_QPS_SQD, ibv_qp_attr,
     ibv_qp_cap, ibv_qp_init_attr,
@@ -141,12 +141,16 @@ pub(crate) fn state_code(state: QpState) -> u32 {
     }
 }
 
-/// Writes all attributes, whatever the mask asks for.
+/// Length of `ibv_qp_attr` in rdma-core before version 13.
+const OLD_ATTR_BYTES: usize = mem::offset_of!(ibv_qp_attr, rate_limit);
+
+/// Writes all attributes that programs of every version have, whatever the mask asks for. Programs for rdma-core
+/// before version 13 have no room for `rate_limit`, so the function writes it only if the mask has it.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_query_qp(
     qp: *mut ibv_qp,
     attr: *mut ibv_qp_attr,
-    _: c_int,
+    mask: c_int,
     init: *mut ibv_qp_init_attr,
 ) -> c_int {
     errno::status(object::get::<Qp>(qp).map(|object| {
@@ -158,9 +162,12 @@ extern "C" fn ibv_query_qp(
         let ibv_qp { qp_context, send_cq, recv_cq, srq, qp_type, .. } = *object.base();
         let (cap, sq_sig_all) = (object.cap, object.signals_all.into());
         let made = ibv_qp_init_attr { qp_context, send_cq, recv_cq, srq, cap, qp_type, sq_sig_all };
-        // SAFETY: the caller gives places for both; the state is a field of a living queue pair.
+        let asks_for_rate = mask & IBV_QP_RATE_LIMIT != 0;
+        let bytes = if asks_for_rate { size_of::<ibv_qp_attr>() } else { OLD_ATTR_BYTES };
+        // SAFETY: the caller gives places for both, which have the rate limit if the mask has it. The state is a
+        // field of a living queue pair.
         unsafe {
-            attr.write(known);
+            ptr::copy_nonoverlapping(ptr::from_ref(&known).cast::<u8>(), attr.cast(), bytes);
             init.write(made);
             (&raw mut (*qp).state).write(known.qp_state);
         }

@@ -1,4 +1,5 @@
-/* A program that exits right after its last completion has acknowledged the message: its peer sees success. */
+/* A program that exits or closes its device right after its last completion has acknowledged the message: its peer
+   sees success. */
 #include <infiniband/verbs.h>
 #include <string.h>
 #include <sys/wait.h>
@@ -10,6 +11,7 @@
 #define BYTES 100
 
 struct end {
+    struct ibv_context *context;
     struct ibv_cq *cq;
     struct ibv_qp *qp;
     struct ibv_mr *mr;
@@ -22,7 +24,7 @@ static void connect_over(struct end *end, int in, int out)
     int count;
     struct ibv_device **list = ibv_get_device_list(&count);
     CHECK(list && count > 0);
-    struct ibv_context *context = ibv_open_device(list[count - 1]);
+    struct ibv_context *context = end->context = ibv_open_device(list[count - 1]);
     CHECK(context);
     struct ibv_pd *pd = ibv_alloc_pd(context);
     CHECK(pd && (end->cq = ibv_create_cq(context, 4, NULL, NULL, 0)));
@@ -64,8 +66,9 @@ static enum ibv_wc_status completion(const struct end *end)
     return wc.status;
 }
 
-/* One process sends, and the other one exits as soon as it has received. */
-static int pair(void)
+/* One process sends, and the other one exits as soon as it has received, or closes its device first. Its queue pair
+   is still there. */
+static int pair(int closes)
 {
     int there[2], back[2];
     CHECK(pipe(there) == 0 && pipe(back) == 0);
@@ -73,7 +76,10 @@ static int pair(void)
     pid_t receiver = fork();
     if (receiver == 0) {
         connect_over(&end, there[0], back[1]);
-        exit(completion(&end) == IBV_WC_SUCCESS ? 0 : 1);
+        enum ibv_wc_status received = completion(&end);
+        if (closes)
+            CHECK(ibv_close_device(end.context) == 0);
+        exit(received == IBV_WC_SUCCESS ? 0 : 1);
     }
     connect_over(&end, back[0], there[1]);
     struct ibv_sge sge = {(uintptr_t)end.bytes, BYTES, end.mr->lkey};
@@ -90,12 +96,12 @@ static int pair(void)
 
 int main(void)
 {
-    for (int round = 0; round < ROUNDS; round++) {
+    for (int round = 0; round < 2 * ROUNDS; round++) {
         /* Each pair begins in a process that has no device yet. */
         int status;
         pid_t sender = fork();
         if (sender == 0)
-            exit(pair());
+            exit(pair(round % 2));
         CHECK(waitpid(sender, &status, 0) == sender && status == 0);
     }
     puts("all as promised");

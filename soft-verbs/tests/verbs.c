@@ -119,6 +119,24 @@ static void connect_to(struct end *end, const struct end *peer)
     CHECK(known_init.cap.max_send_sge == 4 && known_init.recv_cq == end->recv_cq);
 }
 
+/* The attributes of rdma-core before version 13 end in front of the rate limit. */
+static void query_of_an_old_program(const struct end *end)
+{
+    enum { OLD_BYTES = 136 };
+    struct {
+        struct ibv_qp_attr attr;
+        unsigned char behind[8];
+    } place;
+    struct ibv_qp_init_attr init;
+    memset(&place, 0xa5, sizeof place);
+    CHECK(ibv_query_qp(end->qp, &place.attr, IBV_QP_STATE, &init) == 0);
+    CHECK(place.attr.qp_state == IBV_QPS_RTS && place.attr.timeout == 14);
+    for (unsigned char *at = (unsigned char *)&place + OLD_BYTES; at < place.behind + 8; at++)
+        CHECK(*at == 0xa5);
+    CHECK(ibv_query_qp(end->qp, &place.attr, IBV_QP_STATE | IBV_QP_RATE_LIMIT, &init) == 0);
+    CHECK(place.attr.rate_limit == 0 && place.behind[0] == 0xa5);
+}
+
 static struct ibv_wc completion(struct ibv_cq *cq)
 {
     struct ibv_wc wc;
@@ -954,6 +972,24 @@ static void close_device(void)
     CHECK(ibv_close_device(context) == 0 && ibv_close_device(context) == EINVAL);
 }
 
+/* In a child that has opened the device: to close its parent's context closes no device of the child. */
+static void close_inherited(struct ibv_context *inherited)
+{
+    struct ibv_context *first = context;
+    struct ibv_pd *first_pd = pd;
+    CHECK(ibv_close_device(inherited) == 0 && ibv_close_device(inherited) == EINVAL);
+    /* All contexts of a process share a device, so objects of two contexts work together. */
+    open_device();
+    struct ibv_cq *cq = ibv_create_cq(first, 1, NULL, NULL, 0);
+    struct ibv_qp_init_attr init = {.send_cq = cq, .recv_cq = cq, .cap = {1, 1, 1, 1, 0}};
+    init.qp_type = IBV_QPT_RC;
+    struct ibv_qp *qp = ibv_create_qp(pd, &init);
+    CHECK(cq && qp && ibv_destroy_qp(qp) == 0 && ibv_destroy_cq(cq) == 0);
+    close_device();
+    context = first;
+    pd = first_pd;
+}
+
 /* A child opens the device anew, and moves data while its parent does. */
 static void forks(void)
 {
@@ -965,7 +1001,9 @@ static void forks(void)
     CHECK(child >= 0);
     if (child == 0) {
         alarm(60);
+        struct ibv_context *inherited = context;
         open_device();
+        close_inherited(inherited);
         struct end c = create(), d = create();
         CHECK(c.qp->qp_num != a.qp->qp_num && c.qp->qp_num != b.qp->qp_num);
         connect_to(&c, &d);
@@ -995,6 +1033,7 @@ int main(void)
         gid_index = round % gid_count();
         connect_to(&a, &b);
         connect_to(&b, &a);
+        query_of_an_old_program(&a);
         transfers(&a, &b);
         atomics(&a, &b);
         bad_requests(&a, &b);

@@ -1,6 +1,7 @@
 //! Tests what the software NIC refuses, and the outcome of failed work, beyond what the conformance kit checks.
 
 use std::net::{IpAddr, Ipv6Addr};
+use std::time::{Duration, Instant};
 
 use invar_core::nic::{
     Access, AddressVector, MemoryKeys, Nic, PollError, QpCap, QpState, QpTransition, RecvWr,
@@ -89,14 +90,17 @@ fn a_message_that_has_completed_is_acknowledged_before_its_queue_pair_ends() {
 
 #[test]
 fn a_peer_that_is_gone() {
-    // The timeout is 4.2 ms, twice.
-    let rts = RtsAttr { timeout: 10, retry_cnt: 1, ..Link::default().rts };
+    // The verbs' timeout of 8 µs is too short for software, so the NIC waits for its least timeout, twice.
+    let rts = RtsAttr { timeout: 1, retry_cnt: 1, ..Link::default().rts };
     let [a, b] = pair_with(&Link { rts, ..Link::default() });
     let wr = a.work(SendOpcode::RdmaWrite, 8, &b);
     drop(b);
+    let posted = Instant::now();
     a.post(&wr);
     a.post(&wr);
     assert_eq!(a.wait().status, WcStatus::RETRY_EXC_ERR);
+    let waited = posted.elapsed();
+    assert!(waited >= Duration::from_millis(67), "{waited:?}");
     assert_eq!(a.wait().status, WcStatus::WR_FLUSH_ERR);
 }
 

@@ -180,9 +180,9 @@ fn under_way(hosts: &Hosts, env: [&[(&str, &str)]; 2], flags: &[&str]) -> [Run; 
 #[test]
 fn a_host_that_is_cut_off_is_noticed() {
     let Some(hosts) = Hosts::or_skip(1500) else { return };
-    // 4.096 µs × 2^12, three times: the peer is given up after 50 ms.
+    // 4.096 µs × 2^13, three times: the peer is given up after 100 ms.
     let hasty =
-        [("NCCL_IB_TIMEOUT", "12"), ("NCCL_IB_RETRY_CNT", "2"), ("INVAR_RECOVERY_TIMEOUT_MS", "0")];
+        [("NCCL_IB_TIMEOUT", "13"), ("NCCL_IB_RETRY_CNT", "2"), ("INVAR_RECOVERY_TIMEOUT_MS", "0")];
     let [_server, client] = under_way(&hosts, [&[], &hasty], &[]);
     // The client's own port stays up: a pulled cable would take it down too, sooner or later.
     hosts.ip(0, &format!("route add blackhole {}/32", IPV4[1])).unwrap();
@@ -302,8 +302,8 @@ fn a_standby_rail_carries_data_only_while_the_other_rail_does_not_work() {
         ("INVAR_SOFT_AUTH", "0"),
         // The TCP connection beside the queue pairs stays.
         ("NCCL_SOCKET_IFNAME", "v0"),
-        // 4.096 µs × 2^12, three times: a queue pair fails after 50 ms.
-        ("NCCL_IB_TIMEOUT", "12"),
+        // 4.096 µs × 2^13, three times: a queue pair fails after 100 ms.
+        ("NCCL_IB_TIMEOUT", "13"),
         ("NCCL_IB_RETRY_CNT", "2"),
     ];
     let [mut server, mut client] = under_way(&hosts, [&soft; 2], &["--rails", "soft1/soft0"]);

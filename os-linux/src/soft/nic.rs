@@ -16,7 +16,9 @@ use invar_core::nic::{
     SendList, SendWr, SourcePorts, Verb, Wc,
 };
 use invar_core::param::PortRange;
-use invar_core::roce::qp::{MESSAGE_BYTES_MAX, RNR_NS_MAX, Tuning, WINDOW_PACKETS_MAX};
+use invar_core::roce::qp::{
+    MESSAGE_BYTES_MAX, RNR_NS_MAX, Tuning, WINDOW_PACKETS_MAX, ack_timeout_ns,
+};
 
 use super::capture::Capture;
 use super::device::{
@@ -39,6 +41,9 @@ pub use verbs::QpInit;
 
 /// Speed assumed for a link whose driver does not report one, such as loopback.
 const SPEED_MBPS: u32 = 10_000;
+
+/// Least ACK timeout of a queue pair: 33.6 ms. Other programs may hold a peer's processors for milliseconds.
+const ACK_TIMEOUT_NS_MIN: u64 = ack_timeout_ns(13).unwrap();
 
 /// The configuration of a software NIC.
 #[derive(Clone, Debug)]
@@ -163,6 +168,7 @@ impl SoftNic {
             Some(tuning) => tuning,
             None => Tuning {
                 window_packets_max: window_packets(rx.buffer_bytes()?, mtu),
+                ack_timeout_ns_min: ACK_TIMEOUT_NS_MIN,
                 rnr_ns_max: if config.waits_for_receives { u64::MAX } else { RNR_NS_MAX },
                 ..Tuning::default()
             },

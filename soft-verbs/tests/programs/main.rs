@@ -8,7 +8,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::iter;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::Duration;
 
@@ -17,6 +17,7 @@ use invar_testkit::namespaces::Hosts;
 use invar_testkit::skip::{PROGRAMS, skip};
 use invar_testkit::wait::watch;
 use invar_testkit::{shell, unused};
+use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
 
 fn library() -> PathBuf {
     std::env::current_exe().unwrap().with_file_name("libinvar_soft_verbs.so")
@@ -202,12 +203,8 @@ fn tests_of_perftest_end_well_between_two_processes() {
     }
 }
 
-#[test]
-fn a_program_learns_that_its_port_goes_down_and_comes_back_and_that_addresses_change() {
-    let Some(hosts) = Hosts::or_skip(1500) else { return };
-    if !is_installed("ibv_asyncwatch", "ibverbs-utils") {
-        return;
-    }
+/// Starts a program that prints the events of a host's first device. Returns its lines after the first one.
+fn watch_events(hosts: &Hosts) -> (Run, Receiver<String>) {
     // The program's lines come at once, and not when its buffer is full.
     let mut command = hosts.program(0, "env");
     command.arg(format!("LD_PRELOAD={}", library().display())).args(["stdbuf", "-oL"]);
@@ -216,21 +213,59 @@ fn a_program_learns_that_its_port_goes_down_and_comes_back_and_that_addresses_ch
     let lines = BufReader::new(run.0.stdout.take().unwrap()).lines();
     let (line, heard) = channel();
     thread::spawn(move || lines.map_while(Result::ok).try_for_each(|text| line.send(text)));
-    let next = || heard.recv_timeout(Duration::from_secs(60)).expect("a line of ibv_asyncwatch");
-    assert!(next().contains("async event FD"));
-    let hears = |event| {
-        // The kernel may give the interface its link-local address only now.
-        let text = iter::repeat_with(next).find(|text| text.contains(event)).unwrap();
-        assert!(text.contains("port 1"), "{text}");
-    };
+    assert!(next_line(&heard).contains("async event FD"));
+    (run, heard)
+}
+
+fn next_line(heard: &Receiver<String>) -> String {
+    heard.recv_timeout(Duration::from_secs(60)).expect("a line of ibv_asyncwatch")
+}
+
+/// Waits for an event of the port.
+fn hear(heard: &Receiver<String>, event: &str) {
+    // The kernel may give the interface its link-local address only now.
+    let mut lines = iter::repeat_with(|| next_line(heard));
+    let text = lines.find(|text| text.contains(event)).unwrap();
+    assert!(text.contains("port 1"), "{text}");
+}
+
+#[test]
+fn a_program_learns_that_its_port_goes_down_and_comes_back_and_that_addresses_change() {
+    let Some(hosts) = Hosts::or_skip(1500) else { return };
+    if !is_installed("ibv_asyncwatch", "ibverbs-utils") {
+        return;
+    }
+    let (_run, heard) = watch_events(&hosts);
     for (change, event) in [("down", "PORT_ERR"), ("up", "PORT_ACTIVE")] {
         hosts.ip(1, &format!("link set v0 {change}")).unwrap();
-        hears(event);
+        hear(&heard, event);
     }
     for change in ["add", "del"] {
         hosts.ip(0, &format!("addr {change} 198.51.100.1/24 dev v0")).unwrap();
-        hears("GID_CHANGE");
+        hear(&heard, "GID_CHANGE");
     }
+}
+
+#[test]
+fn a_program_that_has_no_descriptor_left_is_not_told_that_its_port_is_down() {
+    let Some(hosts) = Hosts::or_skip(1500) else { return };
+    if !is_installed("ibv_asyncwatch", "ibverbs-utils") {
+        return;
+    }
+    let (run, heard) = watch_events(&hosts);
+    let (pid, id) = (Pid::from_child(&run.0), run.0.id());
+    let is_free = |number: &u64| fs::symlink_metadata(format!("/proc/{id}/fd/{number}")).is_err();
+    let files = getrlimit(Resource::Nofile);
+    let none_left = Rlimit { current: (0..).find(is_free), ..files };
+    prlimit(Some(pid), Resource::Nofile, none_left).unwrap();
+    hosts.ip(0, "addr add 198.51.100.1/24 dev v0").unwrap();
+    // The change wakes the library, which looks at the port.
+    thread::sleep(Duration::from_millis(500));
+    let told: Vec<_> = heard.try_iter().filter(|text| text.contains("PORT_")).collect();
+    assert_eq!(told, [""; 0]);
+    prlimit(Some(pid), Resource::Nofile, files).unwrap();
+    hosts.ip(1, "link set v0 down").unwrap();
+    hear(&heard, "PORT_ERR");
 }
 
 #[test]
@@ -324,7 +359,7 @@ fn a_c_program_finds_the_files_and_events_that_ucx_relies_on() {
 }
 
 #[test]
-fn a_c_program_that_exits_after_its_last_completion_has_acknowledged_it() {
+fn a_c_program_that_exits_or_closes_its_device_after_its_last_completion_has_acknowledged_it() {
     run_c("exit.c", &[]);
 }
 

@@ -4,6 +4,7 @@
 mod acknowledges;
 mod datagrams;
 mod domains;
+mod events;
 mod floods;
 mod lingering;
 mod lists;

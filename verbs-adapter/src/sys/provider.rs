@@ -281,6 +281,7 @@ pub const IBV_QP_EN_SQD_ASYNC_NOTIFY: c_int = 1 << 2;
 pub const IBV_QP_ALT_PATH: c_int = 1 << 14;
 pub const IBV_QP_PATH_MIG_STATE: c_int = 1 << 18;
 pub const IBV_QP_CAP: c_int = 1 << 19;
+pub const IBV_QP_RATE_LIMIT: c_int = 1 << 25;
 
 pub const IBV_PORT_DOWN: u32 = 1;
 pub const IBV_PORT_CM_SUP: u32 = 1 << 16;

@@ -58,6 +58,7 @@ enum Wait {
 pub(super) struct AckTimer {
     wait: Wait,
     timeout_ns: Option<u64>,
+    timeout_ns_min: u64,
     probe_ns: u64,
     /// Time after which the first probe leaves, at most `probe_ns`.
     late_ns: u64,
@@ -71,14 +72,16 @@ pub(super) struct AckTimer {
 }
 
 impl AckTimer {
+    /// Takes the tuning. The least ACK timeout holds from the next [`start`](Self::start) on.
     pub(super) fn set_tuning(&mut self, tuning: &Tuning) {
+        self.timeout_ns_min = tuning.ack_timeout_ns_min;
         self.probe_ns = tuning.probe_ns.max(1);
         self.late_ns = self.probe_ns;
         self.rnr_ns_max = tuning.rnr_ns_max;
     }
 
     pub(super) fn start(&mut self, attr: &RtsAttr) {
-        self.timeout_ns = ack_timeout_ns(attr.timeout);
+        self.timeout_ns = ack_timeout_ns(attr.timeout).map(|ns| ns.max(self.timeout_ns_min));
         self.retry_cnt = attr.retry_cnt;
         self.rnr_retry = attr.rnr_retry;
         self.reload();

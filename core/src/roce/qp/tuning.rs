@@ -14,6 +14,9 @@ pub struct Tuning {
     /// Maximum number of packets in flight, 1 to [`WINDOW_PACKETS_MAX`](super::WINDOW_PACKETS_MAX). So
     /// many packets of the path MTU's length should fit into the receiver's socket buffer.
     pub window_packets_max: u32,
+    /// Least ACK timeout. It replaces a shorter one of the verbs. Hardware answers at once, but a peer in software
+    /// only once its host gives it a processor.
+    pub ack_timeout_ns_min: u64,
     /// Time without progress after which a probe sends the oldest unacknowledged packets again. Each
     /// later probe waits twice as long as the one before, and up to a quarter longer, so that queue pairs
     /// do not probe together. Probes use up no retry: only whole ACK timeouts do. If the ACK timeout is
@@ -47,12 +50,13 @@ impl Tuning {
 }
 
 impl Default for Tuning {
-    /// Default tuning: 512 packets (2 MiB at path MTU 4096), no rate limit, and holes of 50 µs. Probes
-    /// leave after 8 ms without progress, or 50 µs after a late acknowledge should have come. The
+    /// Default tuning: 512 packets (2 MiB at path MTU 4096), any ACK timeout, no rate limit, and holes of
+    /// 50 µs. Probes leave after 8 ms without progress, or 50 µs after a late acknowledge should have come. The
     /// target of a round trip is 1 ms.
     fn default() -> Self {
         Tuning {
             window_packets_max: 512,
+            ack_timeout_ns_min: 0,
             probe_ns: 8_000_000,
             ack_delay_ns: 50_000,
             rtt_target_ns: Some(1_000_000),

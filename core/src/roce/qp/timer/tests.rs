@@ -130,6 +130,18 @@ fn a_timeout_below_the_probe_is_as_the_standard_has_it() {
 }
 
 #[test]
+fn a_timeout_below_the_least_counts_as_the_least_and_others_stay() {
+    let least = ack_timeout_ns(13).unwrap();
+    let tuning = Tuning { ack_timeout_ns_min: least, ..Tuning::default() };
+    for (timeout, ns) in [(0, None), (1, Some(least)), (12, Some(least)), (14, Some(2 * least))] {
+        let mut timer = AckTimer::default();
+        timer.set_tuning(&tuning);
+        timer.start(&RtsAttr { timeout, retry_cnt: 1, ..RtsAttr::default() });
+        assert_eq!(timer.retry_time_ns(), ns.map(|ns| 2 * ns), "timeout {timeout}");
+    }
+}
+
+#[test]
 fn without_a_timeout_probes_go_on_for_ever_ever_rarer() {
     let mut timer = timer(0, 0, 0, 600_000_000);
     timer.on_transmit(0);
