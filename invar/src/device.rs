@@ -1,6 +1,7 @@
 //! Lists and opens the devices of a host.
 
 mod custom;
+mod gpu_buffers;
 mod provided;
 mod queue_pair;
 mod rails;
@@ -26,9 +27,9 @@ use crate::raw::{Adapter, NicKind, OverTcp, adapt};
 use crate::{Error, Settings};
 use registration::Registrations;
 
+pub(crate) use gpu_buffers::gpu_allocation;
 pub use provided::provide;
 pub use queue_pair::queue_pair;
-pub(crate) use registration::gpu_allocation;
 pub use registration::{Keys, deregister, register, register_gpu};
 
 /// An open device. Clones are handles of the same device, which closes with the last of its handles,
@@ -82,7 +83,7 @@ impl Device {
         let rdma = rdma::survey(settings)?;
         devices.extend(rdma.devices);
         left_out.extend(rdma.left_out);
-        let interfaces = Interface::list().map_err(listing)?;
+        let interfaces = interfaces()?;
         let hosted = soft::devices(AddressFamily::Any).map_err(listing)?;
         let hosted = soft::choose(hosted, &settings.soft_devices)
             .map_err(|unknown| Kind::Setting(format!("INVAR_SOFT_DEVICES: {unknown}")))?;
@@ -190,8 +191,8 @@ impl Device {
     }
 
     fn open_socket(info: &DeviceInfo, settings: &Settings) -> Result<Self, Error> {
-        let interface = Interface::list().map_err(listing)?;
-        let interface = interface.into_iter().find(|interface| interface.name == info.netdev);
+        let mut interfaces = interfaces()?.into_iter();
+        let interface = interfaces.find(|interface| interface.name == info.netdev);
         let gone = || no_device(&info.name, &Survey::default());
         let interface = interface.ok_or_else(gone)?;
         let address = scoped(info, SocketAddr::new(info.address, 0))?;
@@ -377,12 +378,17 @@ fn scoped(info: &DeviceInfo, addr: SocketAddr) -> Result<SocketAddr, Error> {
     if !has_scope(addr) {
         return Ok(addr);
     }
-    let interfaces = Interface::list().map_err(listing)?;
+    let interfaces = interfaces()?;
     let own = interfaces.iter().find(|interface| interface.name == info.netdev);
     Ok(own.map_or(addr, |own| own.on_its_link(addr)))
 }
 
-pub(crate) fn listing(error: std::io::Error) -> Error {
+/// Lists the network interfaces of this host.
+pub(crate) fn interfaces() -> Result<Vec<Interface>, Error> {
+    Interface::list().map_err(listing)
+}
+
+fn listing(error: std::io::Error) -> Error {
     Error::io("listing the network interfaces", error)
 }
 

@@ -1,6 +1,7 @@
 //! Chooses the algorithm, the number of channels and the chunk size of an operation.
 
 use invar_core::coll::{Algorithm, ONE_SHOT_RANKS_MAX, Operation};
+use invar_linux::shm::RingLayout;
 
 /// The choice for an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,7 +19,9 @@ pub(super) struct Facts {
     /// Number of channels that exist.
     pub(super) nchannels: u32,
     pub(super) tuning: Tuning,
-    /// Bytes of a chunk of a message between two ranks, at most as many as a slot has.
+    /// Most bytes of a chunk that any rank may send to any other, as [`pair_chunk_bytes`] returns them.
+    pub(super) pair_chunk_bytes: usize,
+    /// Bytes of a chunk of a message between two ranks, at most `pair_chunk_bytes`.
     pub(super) p2p_chunk_bytes: usize,
 }
 
@@ -79,6 +82,21 @@ const PASS_ON_BYTES: usize = 128 << 10;
 /// Least length of the chunks that ranks pass on.
 const PASSED_ON_BYTES_MIN: usize = 16 << 10;
 
+/// Most bytes of shared memory that all pairs of a host's ranks use together.
+const PAIRS_BYTES_MAX: usize = 4 << 30;
+
+/// Returns the most bytes of a chunk of an operation in which any rank may send to any other.
+///
+/// Each ordered pair of a host's ranks has a ring of slots on each channel, so the number of rings grows with the
+/// square of the number of ranks. A slot costs only the memory that a chunk touches. Chunks of this length touch at
+/// most [`PAIRS_BYTES_MAX`] if `host_ranks` share memory. A chunk may always have a page.
+pub(super) fn pair_chunk_bytes(slot_bytes: usize, host_ranks: usize, nchannels: u32) -> usize {
+    let pairs = host_ranks.saturating_mul(host_ranks.saturating_sub(1));
+    let rings = pairs.saturating_mul(nchannels as usize);
+    let ring_bytes = PAIRS_BYTES_MAX.checked_div(rings).unwrap_or(usize::MAX);
+    RingLayout::within(ring_bytes).slot_bytes().min(slot_bytes)
+}
+
 impl Facts {
     /// Chooses for an operation on `bytes` bytes. If the operation has a block for each rank, this is
     /// the size of a block; otherwise it is the size of the whole.
@@ -109,6 +127,7 @@ impl Facts {
             (Algorithm::Ring, Operation::Broadcast { .. } | Operation::Reduce { .. }) => {
                 self.passed_on_bytes(bytes)
             }
+            (_, Operation::AllToAll) => self.pair_chunk_bytes,
             _ => self.tuning.slot_bytes,
         };
         Choice { algorithm, nchannels, slot_bytes }
@@ -131,15 +150,56 @@ impl Facts {
 mod tests {
     use super::*;
 
-    const FACTS: Facts =
-        Facts { nranks: 4, nchannels: 4, tuning: Tuning::NETWORK, p2p_chunk_bytes: 1 << 10 };
+    const FACTS: Facts = Facts {
+        nranks: 4,
+        nchannels: 4,
+        tuning: Tuning::NETWORK,
+        pair_chunk_bytes: 1 << 16,
+        p2p_chunk_bytes: 1 << 10,
+    };
+
+    /// Returns the bytes of memory that all pairs of ranks touch together with chunks of `chunk_bytes`.
+    fn touched_bytes(chunk_bytes: usize, host_ranks: usize, nchannels: u32) -> usize {
+        let ring_bytes = RingLayout::new(chunk_bytes).unwrap().ring_bytes();
+        host_ranks * (host_ranks - 1) * nchannels as usize * ring_bytes
+    }
 
     #[test]
-    fn messages_have_chunks_of_their_own_size() {
+    fn all_pairs_of_a_hosts_ranks_touch_a_bounded_part_of_the_shared_memory() {
+        for host_ranks in 2..=256 {
+            for (tuning, nchannels) in [(Tuning::SHARED_MEMORY, 1), (Tuning::NETWORK, 2)] {
+                let slot_bytes = tuning.slot_bytes;
+                let chunk_bytes = pair_chunk_bytes(slot_bytes, host_ranks, nchannels);
+                let touched_bytes = touched_bytes(chunk_bytes, host_ranks, nchannels);
+                // From 242 ranks on two channels a page in each slot is more.
+                let is_least = chunk_bytes == 4096 && nchannels == 2 && host_ranks >= 242;
+                assert!(
+                    touched_bytes <= PAIRS_BYTES_MAX || is_least,
+                    "{host_ranks}: {touched_bytes}"
+                );
+                assert!(chunk_bytes <= slot_bytes, "{host_ranks}");
+            }
+        }
+    }
+
+    #[test]
+    fn few_ranks_of_a_host_fill_whole_slots_and_many_fill_parts() {
+        let in_memory = |ranks| pair_chunk_bytes(Tuning::SHARED_MEMORY.slot_bytes, ranks, 1);
+        assert_eq!(
+            [0, 1, 2, 16, 64, 128, 256].map(in_memory).map(|bytes| bytes >> 10),
+            [128, 128, 128, 128, 128, 28, 4]
+        );
+        let of_eight_channels = |ranks| pair_chunk_bytes(Tuning::NETWORK.slot_bytes, ranks, 8);
+        assert_eq!([1, 16, 32].map(of_eight_channels).map(|bytes| bytes >> 10), [256, 256, 64]);
+    }
+
+    #[test]
+    fn messages_and_all_to_all_have_chunks_of_their_own_sizes() {
         let bytes = |operation| FACTS.choose(operation, 1 << 20).slot_bytes;
         assert_eq!(bytes(Operation::Send { peer: 1 }), 1 << 10);
         assert_eq!(bytes(Operation::Recv { peer: 1 }), 1 << 10);
-        assert_eq!(bytes(Operation::AllToAll), 1 << 18);
+        assert_eq!(bytes(Operation::AllToAll), 1 << 16);
+        assert_eq!(bytes(Operation::AllGather), 1 << 18);
     }
 
     #[test]

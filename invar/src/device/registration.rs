@@ -2,17 +2,17 @@
 
 use std::collections::BTreeSet;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use invar_core::mr_cache::{Full, Inserted, Lookup, MrCache, MrHandle, MrSlot, PageRange};
 use invar_core::nic::Access;
-use invar_cuda::{BufferDomains, Driver, Pointer, PointerKind};
+use invar_cuda::BufferDomains;
 use invar_linux::env::page_size;
 use invar_linux::memory::HostMemory;
 use rustc_hash::FxHashMap;
 
 use super::Device;
+use super::gpu_buffers::{gpu_allocation, gpu_buffers};
 use crate::Error;
 use crate::error::Kind;
 use crate::memory_numbers::REGISTRATION_HITS;
@@ -56,7 +56,8 @@ pub unsafe fn register(device: &Device, start: NonNull<u8>, len: usize) -> Resul
 /// If a registration of the same allocation has all of the pages, the call takes a reference to that registration.
 /// The larger registration then lasts at least as long as the part's. NCCL 2.20 to 2.23 register a part of a buffer
 /// for each operation (`net.cc sendProxyProgress`), and their own transport takes such a part for a hit
-/// (`net_ib.cc ncclIbRegMrDmaBufInternal`).
+/// (`net_ib.cc ncclIbRegMrDmaBufInternal`). A range with a DMA-BUF may be in several allocations. It shares a
+/// registration of the same allocations.
 ///
 /// # Errors
 /// Fails if [`register`] would fail, or if there is no CUDA. Fails if CUDA does not know the memory, or if the range
@@ -67,15 +68,11 @@ pub unsafe fn register(device: &Device, start: NonNull<u8>, len: usize) -> Resul
 /// writes bytes while a transfer reads them. Memory that is registered by its address stays allocated.
 pub unsafe fn register_gpu(device: &Device, range: &GpuRange<'_>) -> Result<Keys, Error> {
     let GpuRange { addr, len, dma_buf } = *range;
-    // Other allocations of the range may be replaced while the first one stays, so that nobody else shares this
-    // registration. The kernel checks that the DMA-BUF has the range.
-    let buffer_id = match dma_buf {
-        Some(_) if bytes_from(addr, &allocation_at(addr)?) < len => {
-            SEVERAL | SEVERAL_TAKEN.fetch_add(1, Ordering::Relaxed)
-        }
-        _ => gpu_allocation(addr, len)?.buffer_id,
+    let buffer_ids = match dma_buf {
+        Some(_) => gpu_buffers(addr, len)?,
+        None => vec![gpu_allocation(addr, len)?.buffer_id],
     };
-    cached(device, Some(buffer_id), addr, len, |pages, access| {
+    cached(device, Some(&buffer_ids), addr, len, |pages, access| {
         // The range's first page may begin before the range does.
         let before = addr - pages.addr();
         let dma_buf = match dma_buf {
@@ -93,60 +90,17 @@ pub unsafe fn register_gpu(device: &Device, range: &GpuRange<'_>) -> Result<Keys
     })
 }
 
-/// Numbers of ranges that are in several allocations. CUDA counts its allocations from 1.
-const SEVERAL: u64 = 1 << 63;
-static SEVERAL_TAKEN: AtomicU64 = AtomicU64::new(0);
-
-/// Returns CUDA's facts about the allocation that has `len` bytes at `addr` on a GPU.
-///
-/// # Errors
-/// Fails if there is no CUDA, or if the bytes are not in one allocation of a GPU.
-pub(crate) fn gpu_allocation(addr: u64, len: usize) -> Result<Pointer, Error> {
-    let pointer = allocation_at(addr)?;
-    let Pointer { base, len: room, .. } = pointer;
-    if len > bytes_from(addr, &pointer) {
-        let text = format!(
-            "{len} bytes at {addr:#x} end beyond their allocation, {room} bytes of GPU memory at \
-             {base:#x}: each allocation is registered by itself"
-        );
-        return Err(Kind::Usage(text).into());
-    }
-    Ok(pointer)
-}
-
-/// Returns the number of bytes of an allocation from `addr` on.
-fn bytes_from(addr: u64, of: &Pointer) -> usize {
-    of.len - (addr - of.base) as usize
-}
-
-/// Returns CUDA's facts about the allocation at `addr` on a GPU.
-fn allocation_at(addr: u64) -> Result<Pointer, Error> {
-    let driver = Driver::open().map_err(Kind::NoCuda)?;
-    let pointer = Pointer::query(driver, addr).map_err(|error| Kind::Gpu(error.into()))?;
-    let refuse = |what| Err(Kind::Usage(format!("at {addr:#x} there is {what}")).into());
-    // The next allocation has a number of its own, which may change while the number of this allocation
-    // stays.
-    match pointer {
-        Some(pointer) if pointer.kind == PointerKind::Device => Ok(pointer),
-        Some(Pointer { kind: PointerKind::Managed, .. }) => {
-            refuse("managed memory, which leaves the GPU")
-        }
-        Some(_) => refuse("memory of the host, not of a GPU"),
-        None => refuse("no memory that CUDA knows"),
-    }
-}
-
 /// Returns the keys of pages that are registered, or registers them with `register`.
 fn cached(
     device: &Device,
-    buffer_id: Option<u64>,
+    buffer_ids: Option<&[u64]>,
     addr: u64,
     len: usize,
     register: impl FnOnce(&PageRange, Access) -> Result<Registration, Error>,
 ) -> Result<Keys, Error> {
     let access = device.data_access();
     let mut cache = device.registrations().lock();
-    let pages = match cache.lookup(buffer_id, access, addr, len as u64)? {
+    let pages = match cache.lookup(buffer_ids, access, addr, len as u64)? {
         Lookup::Hit(handle) => {
             REGISTRATION_HITS.add(1);
             return cache.keys(handle);
@@ -157,9 +111,9 @@ fn cached(
     drop(cache);
     let registration = register(&pages, access);
     let mut cache = device.registrations().lock();
-    let inserted = registration.and_then(|mr| cache.insert(pages, mr, buffer_id));
+    let inserted = registration.and_then(|mr| cache.insert(pages, mr, buffer_ids));
     if inserted.is_err() {
-        cache.leave(buffer_id);
+        cache.leave(buffer_ids);
     }
     drop(cache);
     // If another call was faster, its keys are used, and this registration ends here without the lock.
@@ -193,8 +147,8 @@ struct Cache {
 struct Entry {
     keys: Keys,
     pages: PageRange,
-    /// Number of the allocation, for GPU memory.
-    buffer_id: Option<u64>,
+    /// CUDA's numbers of the allocations, for GPU memory.
+    buffer_ids: Option<Arc<[u64]>>,
     _registration: Registration,
 }
 
@@ -216,12 +170,12 @@ impl Cache {
     /// allocation in any case.
     fn lookup(
         &mut self,
-        buffer_id: Option<u64>,
+        buffer_ids: Option<&[u64]>,
         access: Access,
         addr: u64,
         len: u64,
     ) -> Result<Lookup, Error> {
-        let domain = buffer_id.map_or(0, |buffer_id| self.gpu_buffers.acquire(buffer_id));
+        let domain = buffer_ids.map_or(0, |buffer_ids| self.gpu_buffers.acquire(buffer_ids));
         let mut found = self.pages.lookup(domain, access, addr, len);
         if let Ok(Lookup::Miss(pages)) = &found
             && let Some((start, end)) = self.covering(pages)
@@ -229,7 +183,7 @@ impl Cache {
             found = self.pages.lookup(domain, access, start, end - start);
         }
         if found.is_err() {
-            self.leave(buffer_id);
+            self.leave(buffer_ids);
         }
         Ok(found.map_err(Kind::MrCache)?)
     }
@@ -259,9 +213,9 @@ impl Cache {
     }
 
     /// Gives back a reference to an allocation.
-    fn leave(&mut self, buffer_id: Option<u64>) {
-        if let Some(buffer_id) = buffer_id {
-            self.gpu_buffers.release(buffer_id);
+    fn leave(&mut self, buffer_ids: Option<&[u64]>) {
+        if let Some(buffer_ids) = buffer_ids {
+            self.gpu_buffers.release(buffer_ids);
         }
     }
 
@@ -274,10 +228,15 @@ impl Cache {
         &mut self,
         pages: PageRange,
         registration: Registration,
-        buffer_id: Option<u64>,
+        buffer_ids: Option<&[u64]>,
     ) -> Result<(Keys, Option<Entry>), Error> {
         let keys = Keys { lkey: registration.lkey(), rkey: registration.rkey() };
-        let mut entry = Entry { keys, pages, buffer_id, _registration: registration };
+        let mut entry = Entry {
+            keys,
+            pages,
+            buffer_ids: buffer_ids.map(Arc::from),
+            _registration: registration,
+        };
         let Inserted { handle, unused } = loop {
             match self.pages.insert(pages, entry) {
                 Ok(inserted) => break inserted,
@@ -290,7 +249,7 @@ impl Cache {
         let keys = self.keys(handle)?;
         if unused.is_none() {
             self.by_lkey.insert(keys.lkey, (keys, handle));
-            if buffer_id.is_some() {
+            if buffer_ids.is_some() {
                 self.list_gpu_pages(&pages);
             }
         }
@@ -311,9 +270,9 @@ impl Cache {
             return Err(Kind::Usage(text).into());
         };
         let handle = *handle;
-        let buffer_id = self.pages.get(handle).and_then(|entry| entry.buffer_id);
+        let buffer_ids = self.pages.get(handle).and_then(|entry| entry.buffer_ids.clone());
         let ended = self.pages.release(handle).map_err(Kind::MrCache)?;
-        self.leave(buffer_id);
+        self.leave(buffer_ids.as_deref());
         if let Some(Entry { pages, .. }) = &ended {
             self.by_lkey.remove(&keys.lkey);
             self.gpu_pages.remove(&bounds(pages));
@@ -330,7 +289,7 @@ fn bounds(pages: &PageRange) -> (u32, u64, u64) {
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
-    use std::sync::Arc;
+    use std::slice;
     use std::sync::atomic::{AtomicU32, Ordering};
 
     use invar_core::nic::MemoryKeys;
@@ -378,12 +337,16 @@ mod tests {
         }
 
         fn register_range(&self, buffer_id: Option<u64>, addr: u64, len: usize) -> Keys {
+            self.register_buffers(buffer_id.as_ref().map(slice::from_ref), addr, len)
+        }
+
+        fn register_buffers(&self, buffer_ids: Option<&[u64]>, addr: u64, len: usize) -> Keys {
             let number = |_: &PageRange, _: Access| -> Result<Registration, Error> {
                 self.count.update(|count| count + 1);
                 self.live.fetch_add(1, Ordering::Relaxed);
                 Ok(Box::new(Numbered(self.count.get(), self.live.clone())))
             };
-            cached(&self.device, buffer_id, addr, len, number).unwrap()
+            cached(&self.device, buffer_ids, addr, len, number).unwrap()
         }
     }
 
@@ -472,11 +435,28 @@ mod tests {
     }
 
     #[test]
+    fn a_range_of_several_allocations_shares_a_registration_until_one_of_them_is_another() {
+        let registrar = Registrar::new();
+        let register =
+            |buffer_ids: &[u64]| registrar.register_buffers(Some(buffer_ids), BASE, 64 << 10);
+        let first = register(&[71, 72]);
+        assert_eq!(register(&[71, 72]), first);
+        let others = [&[71, 73][..], &[73, 72], &[72, 71], &[71], &[71, 72, 73]].map(register);
+        assert!(!others.contains(&first), "{others:?}");
+        assert_eq!(registrar.live(), 6);
+        for keys in others.into_iter().chain([first, first]) {
+            deregister(&registrar.device, keys).unwrap();
+        }
+        assert_eq!(registrar.live(), 0);
+        assert!(registrar.device.registrations().lock().gpu_buffers.is_empty());
+    }
+
+    #[test]
     fn a_registration_that_fails_leaves_nothing() {
         let registrar = Registrar::new();
         let fail = |_: &PageRange, _: Access| Err(Kind::Usage("no".to_owned()).into());
-        cached(&registrar.device, Some(71), 1 << 40, 4096, fail).unwrap_err();
-        cached(&registrar.device, Some(71), u64::MAX, 4096, fail).unwrap_err();
+        cached(&registrar.device, Some(&[71]), 1 << 40, 4096, fail).unwrap_err();
+        cached(&registrar.device, Some(&[71, 72]), u64::MAX, 4096, fail).unwrap_err();
         let cache = registrar.device.registrations().lock();
         assert!(cache.pages.is_empty() && cache.gpu_buffers.is_empty());
     }

@@ -12,7 +12,8 @@ use invar_linux::clock;
 use invar_linux::interest::Interest;
 use invar_linux::tcp::OobStream;
 
-use super::end::{CLOSE_MAX, Carrier, End, RecvEnd, SendEnd, copy_sizes};
+use super::closing;
+use super::end::{Carrier, End, RecvEnd, SendEnd, copy_sizes};
 use super::keeper::{Attention, Rest};
 use super::nic::SharedNic;
 use super::peer::PeerState;
@@ -398,12 +399,16 @@ impl<N: SharedNic, S: Stream + Send> End for On<comm::RecvComm<N, S>, N> {
 
     fn close(self: Box<Self>) {
         let On { comm, nic, .. } = *self;
-        let deadline_ns = clock::now_ns() + CLOSE_MAX.as_nanos() as u64;
-        let mut closing = comm.close();
-        while !closing.poll() && clock::now_ns() < deadline_ns {
-            nic.progress();
-            std::thread::yield_now();
-        }
+        let host = comm.ends().peer.map(|peer| peer.ip());
+        let mut ending = comm.close();
+        closing::wait(host, || {
+            let is_over = ending.poll();
+            if !is_over {
+                nic.progress();
+                std::thread::yield_now();
+            }
+            is_over
+        });
     }
 }
 

@@ -76,6 +76,18 @@ impl RingLayout {
         }
     }
 
+    /// Makes the layout with the longest slots whose ring has at most `ring_bytes`. A slot has at least a page, so
+    /// the ring may be longer than a very small `ring_bytes`.
+    pub const fn within(ring_bytes: usize) -> Self {
+        let slot_bytes = ring_bytes.saturating_sub(SLOTS_AT) / SLOTS as usize;
+        let slot_bytes = slot_bytes & !(SLOTS_AT - 1);
+        match slot_bytes {
+            0 => RingLayout { slot_bytes: SLOTS_AT },
+            SLOT_BYTES_MAX.. => RingLayout { slot_bytes: SLOT_BYTES_MAX },
+            _ => RingLayout { slot_bytes },
+        }
+    }
+
     /// Returns the maximum length of a message in bytes.
     pub const fn slot_bytes(&self) -> usize {
         self.slot_bytes
@@ -322,6 +334,18 @@ mod tests {
         let largest = RingLayout::new(SLOT_BYTES_MAX).unwrap();
         assert_eq!(largest.ring_bytes(), 4096 + 8 * SLOT_BYTES_MAX);
         assert_eq!(stamp(0, largest.slot_bytes()), 0x1_ffff_f000);
+    }
+
+    #[test]
+    fn the_longest_slots_within_a_length_leave_no_room_for_another_page_each() {
+        for ring_bytes in [RingLayout::new(1).unwrap().ring_bytes(), 100_000, 1 << 20, 1 << 30] {
+            let layout = RingLayout::within(ring_bytes);
+            let longer = RingLayout::new(layout.slot_bytes() + 1).unwrap();
+            assert!(layout.ring_bytes() <= ring_bytes, "{ring_bytes}: {layout:?}");
+            assert!(longer.ring_bytes() > ring_bytes, "{ring_bytes}: {layout:?}");
+        }
+        assert_eq!(RingLayout::within(0).slot_bytes(), SLOTS_AT);
+        assert_eq!(RingLayout::within(usize::MAX).slot_bytes(), SLOT_BYTES_MAX);
     }
 
     #[test]

@@ -351,7 +351,7 @@ fn memory_that_is_freed_while_it_is_registered_and_allocated_again_is_registered
 }
 
 #[test]
-fn a_range_of_several_mappings_shares_no_registration_since_a_mapping_may_be_replaced() {
+fn the_same_range_of_several_mappings_is_registered_once_and_anew_for_other_mappings() {
     fake().set("FAKE_CUDA_MAPPING", "2097152").run(|| {
         let rig = rig();
         let memory = GpuMemory::alloc(&Gpu::open(rig.driver, 0).unwrap(), 4 << 20).unwrap();
@@ -364,9 +364,16 @@ fn a_range_of_several_mappings_shares_no_registration_since_a_mapping_may_be_rep
         };
         let one = part(&memory, 0, 2 << 20);
         let keys = [&memory, &memory, &one, &one].map(register);
-        assert!(keys[0] != keys[1] && keys[1] != keys[2] && keys[0] != keys[2]);
-        assert_eq!(keys[2], keys[3]);
-        for keys in keys {
+        assert_eq!((keys[0], keys[2]), (keys[1], keys[3]));
+        assert_ne!(keys[0], keys[2]);
+        assert_eq!(dma_bufs().len(), 2);
+        let addr = memory.addr();
+        drop((memory, one));
+        let memory = GpuMemory::alloc(&Gpu::open(rig.driver, 0).unwrap(), 4 << 20).unwrap();
+        assert_eq!(memory.addr(), addr, "the test needs the same address again");
+        let anew = register(&memory);
+        assert!(!keys.contains(&anew), "{anew:?}");
+        for keys in keys.into_iter().chain([anew]) {
             raw::deregister(&rig.device, keys).unwrap();
         }
     });

@@ -8,15 +8,17 @@ use invar_testkit::fake_cuda::{FakeCuda, calls, context_flags};
 #[test]
 fn a_numbers_turn_comes_again_only_after_its_registrations() {
     let mut domains = BufferDomains::default();
-    let (one, two) = (domains.acquire(1 << 40), domains.acquire(1 << 41));
+    let (first, both) = ([1 << 40], [1 << 40, 1 << 41]);
+    let (one, two) = (domains.acquire(&first), domains.acquire(&both));
     assert!(one != 0 && two != 0 && one != two);
-    assert_eq!(domains.acquire(1 << 40), one);
-    domains.release(1 << 40);
-    assert_eq!(domains.acquire(1 << 40), one, "one registration is left");
-    domains.release(1 << 40);
-    domains.release(1 << 40);
-    let anew = domains.acquire(1 << 40);
+    assert_eq!(domains.acquire(&first), one);
+    domains.release(&first);
+    assert_eq!(domains.acquire(&first), one, "one registration is left");
+    domains.release(&first);
+    domains.release(&first);
+    let anew = domains.acquire(&first);
     assert!(![0, one, two].contains(&anew), "{anew}");
+    assert_eq!(domains.acquire(&both), two);
 }
 
 #[test]

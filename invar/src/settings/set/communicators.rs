@@ -28,7 +28,8 @@ impl Settings {
     }
 
     /// Sets the length of the chunks in which a message goes from one rank to another
-    /// (`NCCL_CHUNK_SIZE`); 0 means the length of a slot. All ranks need the same length.
+    /// (`NCCL_CHUNK_SIZE`); 0 means the longest chunk, which is a slot unless dozens of ranks share
+    /// memory. All ranks need the same length.
     pub fn message_chunk_bytes(self, bytes: usize) -> Self {
         self.with("NCCL_CHUNK_SIZE", bytes)
     }
