@@ -32,7 +32,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 import invar
-from invar._invar import _Lent
+from invar._invar import _close_all, _Lent
 
 __all__ = ["ProcessGroupInvar", "monitored_barrier"]
 
@@ -67,16 +67,25 @@ _ELSEWHERE = "192.0.2.1", "2001:db8::1"
 # The transfers that have not started, and their lock.
 _GATHERED = weakref.WeakSet()
 _GATHERED_LOCK = threading.Lock()
+# The groups that exist. A program that ends closes them.
+_GROUPS = weakref.WeakSet()
 # The threads that complete futures, until the program ends, and the lock of both.
 _COMPLETING = weakref.WeakSet()
 _COMPLETING_LOCK = threading.Lock()
 _program_ends = False
 # A program that ends waits for them this long: a callback may wait for what no rank sends any more.
 _COMPLETED_WITHIN = 5.0
+# A hub passes on within this time, in seconds, that its own rank has left.
+_PASSED_ON_WITHIN = 0.1
 # A rank waits this much longer than its timeout for the answer of rank 0 in a monitored barrier.
 _ANSWER_WITHIN = datetime.timedelta(seconds=10)
 # A list of outputs of at least these bytes each is filled by broadcasts, since a copy would take longer.
 _LONG = 1 << 20
+
+
+def _is_lazy(tensor):
+    """Whether the numbers are the conjugates or the negatives of those in memory."""
+    return tensor.is_conj() or tensor.is_neg()
 
 
 def _lent(tensor):
@@ -88,7 +97,7 @@ def _lent(tensor):
         )
     if tensor.layout is not torch.strided or not tensor.is_contiguous():
         raise ValueError("the backend invar needs dense and contiguous tensors: call contiguous()")
-    if tensor.is_conj() or tensor.is_neg():
+    if _is_lazy(tensor):
         raise ValueError(
             "the backend invar takes no lazy conjugate or negative of a tensor: call resolve_conj() or resolve_neg()"
         )
@@ -120,8 +129,7 @@ def _apart(tensor, other):
 
 def _is_plain(tensor, dtype):
     """Whether the library can receive numbers of a type into the tensor."""
-    is_lazy = tensor.is_conj() or tensor.is_neg()
-    return tensor.is_contiguous() and tensor.dtype is dtype and not is_lazy
+    return tensor.is_contiguous() and tensor.dtype is dtype and not _is_lazy(tensor)
 
 
 def _joined(outputs, dtype):
@@ -152,9 +160,25 @@ def _name(op, dtype):
     return name
 
 
+def _in_order(tensor):
+    """The tensor, or a contiguous copy if its elements lie in another order without gaps, as in channels_last.
+    The copy has the order of the indices, so that the ranks' tensors may lie in different orders."""
+    if tensor.layout is not torch.strided or tensor.is_contiguous() or _is_lazy(tensor):
+        return tensor
+    by_stride = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
+    is_dense = tensor.permute(by_stride).is_contiguous()
+    return tensor.detach().contiguous() if is_dense else tensor
+
+
 def _reducible(tensor):
-    """A tensor with the same numbers and a type that the library reduces."""
-    return tensor.to(torch.int32) if tensor.dtype is torch.int16 else tensor
+    """A tensor with the same numbers, and with a type and an order that the library reduces."""
+    return _in_order(tensor.to(torch.int32) if tensor.dtype is torch.int16 else tensor)
+
+
+def _back(data, tensor):
+    """A function that copies the result of an operation in place from `data` to the tensor, or None if both are
+    one. As without a copy, autograd does not notice."""
+    return None if data is tensor else lambda: tensor.detach().copy_(data)
 
 
 def _add_all_reduce(calls, data, name):
@@ -307,6 +331,35 @@ def _start_transfers():
             transfers.started()
 
 
+class _Hubs:
+    """The hubs of a group, which only rank 0 has. A hub serves ranks that are late, for at most two seconds more.
+    The program's end waits for that, and `close` does not."""
+
+    def __init__(self, hubs):
+        self._hubs = hubs
+
+    def take(self):
+        """Returns the hubs, once."""
+        hubs, self._hubs = self._hubs, []
+        return hubs
+
+    def close(self):
+        hubs = self.take()
+        if not hubs:
+            return
+        closing = threading.Thread(target=_close_all, args=([], hubs), name="invar-hubs", daemon=False)
+        try:
+            closing.start()
+        except RuntimeError:
+            # Python starts no thread when the program ends.
+            _close_all([], hubs)
+        else:
+            # `os._exit` may follow. The other ranks must know by then that this one has left.
+            closing.join(_PASSED_ON_WITHIN)
+
+    __del__ = close
+
+
 class ProcessGroupInvar(dist.ProcessGroup):
     """A process group whose ranks are those of a communicator of Invar."""
 
@@ -323,10 +376,12 @@ class ProcessGroupInvar(dist.ProcessGroup):
         self._works, self._unsettled = set(), {}
         # The number of monitored barriers, and of those whose keys are gone from the store.
         self._barriers = self._deleted = 0
-        # The communicators go first if nobody calls `shutdown`: the hubs wait until their ranks have left.
+        # The communicators go first if nobody calls `shutdown`: the hubs serve until their ranks have left.
         # Operations of a communicator run one after the other. Transfers have a communicator of their own, so that a
         # receive may wait for a send that comes after a collective.
-        (self._comm, self._pairs), self._hubs, self._key = _join(store, rank, size, timeout)
+        (self._comm, self._pairs), hubs, self._key = _join(store, rank, size, timeout)
+        self._hubs = _Hubs(hubs)
+        _GROUPS.add(self)
 
     def name(self):
         return "invar"
@@ -352,7 +407,7 @@ class ProcessGroupInvar(dist.ProcessGroup):
         self._works.clear()
         # The stack closes all of them, the last one first, whichever fails.
         with contextlib.ExitStack() as stack:
-            for part in [*self._hubs, self._pairs, self._comm]:
+            for part in self._hubs, self._pairs, self._comm:
                 stack.callback(part.close)
 
     def abort(self):
@@ -399,11 +454,10 @@ class ProcessGroupInvar(dist.ProcessGroup):
         reduction = _reduction(op, tensor.dtype)
         if isinstance(reduction, str):
             data = _reducible(tensor)
-            finish = None if data is tensor else lambda: tensor.copy_(data)
-            return lambda calls: add(calls, _lent(data), reduction), finish
-        gathered = tensor.new_empty((self._size, *tensor.shape))
+            return lambda calls: add(calls, _lent(data), reduction), _back(data, tensor)
+        data, gathered = _in_order(tensor), tensor.new_empty((self._size, *tensor.shape))
         finish = lambda: tensor.copy_(functools.reduce(reduction, gathered.unbind()))
-        return lambda calls: calls.all_gather(_lent(tensor), _lent(gathered)), finish
+        return lambda calls: calls.all_gather(_lent(data), _lent(gathered)), finish
 
     def allreduce(self, tensors, opts=None):
         tensor = _only([tensors] if isinstance(tensors, torch.Tensor) else tensors)
@@ -427,7 +481,9 @@ class ProcessGroupInvar(dist.ProcessGroup):
 
     def broadcast(self, tensors, opts):
         tensor, root = _only(tensors), opts.rootRank
-        return self._run([tensor], lambda calls: calls.broadcast(_lent(tensor), root=root))
+        data = _in_order(tensor)
+        fill = lambda calls: calls.broadcast(_lent(data), root=root)
+        return self._run([tensor], fill, _back(data, tensor))
 
     def reduce(self, tensors, opts):
         tensor, root, op = _only(tensors), opts.rootRank, opts.reduceOp
@@ -445,6 +501,7 @@ class ProcessGroupInvar(dist.ProcessGroup):
         return self._gather_all([list(outputs) for outputs in zip(*output_lists)], inputs)
 
     def _gather_all(self, output_lists, inputs):
+        inputs = [_in_order(tensor) for tensor in inputs]
         for outputs, tensor in zip(output_lists, inputs):
             if len(outputs) != self._size or any(each.numel() != tensor.numel() for each in outputs):
                 raise ValueError(f"all_gather: {self._size} outputs as long as the input are needed")
@@ -676,16 +733,31 @@ def _settle_next(works):
     work._complete()
 
 
+def _uncaught():
+    """The exception that ends the program, or None. In an interactive interpreter an exception ends nothing."""
+    if hasattr(sys, "ps1"):
+        return None
+    return getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+
+
 @atexit.register
 def _end():
-    """Waits for the threads in PyTorch's C++, which would abort the process if Python ended first."""
+    """Ends all groups. Waits for the threads in PyTorch's C++, which would abort the process if Python ended
+    first."""
     global _program_ends
+    groups, error = list(_GROUPS), _uncaught()
+    if error is not None:
+        # The other ranks must not wait for this one, in whichever group.
+        for group in groups:
+            group._abort(f"its program ended with {type(error).__name__}")
     with _COMPLETING_LOCK:
         _program_ends = True
         threads = list(_COMPLETING)
     end = time.monotonic() + _COMPLETED_WITHIN
     for thread in threads:
         thread.join(max(0.0, end - time.monotonic()))
+    communicators = [each for group in groups for each in (group._comm, group._pairs)]
+    _close_all(communicators, [hub for group in groups for hub in group._hubs.take()])
 
 
 def _address(store):

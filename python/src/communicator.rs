@@ -74,6 +74,11 @@ impl PyCommunicator {
         Ok(PyCommunicator { session: Arc::new(Session::new(joined)) })
     }
 
+    /// Takes the communicator for its end, as [`Session::give_up`] does.
+    pub(crate) fn give_up(&self, py: Python<'_>) -> Option<Arc<invar::Communicator>> {
+        self.session.give_up(py)
+    }
+
     pub(crate) fn run(
         &self,
         py: Python<'_>,

@@ -25,6 +25,13 @@ pub(crate) struct PyHub {
     id: [u8; 128],
 }
 
+impl PyHub {
+    /// Takes the hub. The ranks may wait for other threads of this interpreter, so drop it detached.
+    pub(crate) fn take(&self) -> Option<invar::Hub> {
+        self.hub.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
 #[pymethods]
 impl PyHub {
     #[new]
@@ -58,7 +65,7 @@ impl PyHub {
     /// >>> hub = invar.Hub(1)
     /// >>> hub.close()
     fn close(&self, py: Python<'_>) {
-        let hub = self.hub.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let hub = self.take();
         py.detach(|| drop(hub));
     }
 

@@ -7,9 +7,11 @@
 //!    works.
 //! 4. [`communicator`], [`group`] and [`hub`] are the classes that Python sees.
 //! 5. [`operations`] lists the operations, and gives both first classes their methods for each.
+//! 6. [`closing`] ends communicators and hubs at the same time.
 //!
 //! The package around the module is in `python/invar`: `_invar.pyi` has the types of everything here.
 
+mod closing;
 mod communicator;
 mod dlpack;
 mod element;
@@ -29,6 +31,8 @@ use pyo3::prelude::*;
 mod _invar {
     use pyo3::prelude::*;
 
+    #[pymodule_export]
+    use crate::closing::close_all;
     #[pymodule_export]
     use crate::communicator::PyCommunicator;
     #[pymodule_export]

@@ -164,6 +164,21 @@ impl Session {
         failed
     }
 
+    /// Takes the communicator, which ends with its last handle. If operations are in progress, aborts the
+    /// communicator first. Returns `None` if it is closed or another process has joined.
+    pub(crate) fn give_up(&self, py: Python<'_>) -> Option<Arc<invar::Communicator>> {
+        if !self.is_here() {
+            return None;
+        }
+        // This may run Python's code, which may start operations too: no lock is held.
+        let started = locked(&self.started).clone();
+        if started.iter().any(|started| !started.collect(py)) {
+            // A closed communicator has ended already.
+            let _ = self.abort(py, "the communicator was dropped with operations in progress");
+        }
+        locked(&self.communicator).take()
+    }
+
     /// Leaves the communicator. Operations that are not done go on until its end.
     fn leave(&self, py: Python<'_>) {
         let communicator = locked(&self.communicator).take();
@@ -180,11 +195,8 @@ impl Drop for Session {
             return std::mem::forget(self.started.get_mut().map(std::mem::take));
         }
         Python::try_attach(|py| {
-            if locked(&self.started).iter().any(|started| !started.collect(py)) {
-                // The communicator is open, since `close` waits for all operations.
-                let _ = self.abort(py, "the communicator was dropped with operations in progress");
-            }
-            self.leave(py);
+            let communicator = self.give_up(py);
+            py.detach(|| drop(communicator));
             // An interrupted call may still hold the communicator, so that it has not ended here.
             for started in std::mem::take(&mut *locked(&self.started)) {
                 let outcome = py.detach(|| started.posted.wait_within(ABORT_WITHIN));

@@ -13,7 +13,7 @@ import weakref
 import numpy as np
 
 import invar
-from ranks import Process, threads
+from ranks import TIMEOUT, Process, threads
 
 # A rank that says who died.
 OUTLIVES = """
@@ -196,6 +196,24 @@ class Failures(unittest.TestCase):
 
         with self.assertRaisesRegex(LookupError, "a fault of the program"):
             threads(2, body)
+
+    def test_python_ends_without_a_panic_though_an_operation_is_in_progress(self):
+        code = (
+            "import threading, invar\n"
+            "hub, comms = invar.Hub(2), [None, None]\n"
+            "def join(rank):\n"
+            "    comms[rank] = invar.Communicator.join(hub.id, rank, 2)\n"
+            "threads = [threading.Thread(target=join, args=(rank,)) for rank in range(2)]\n"
+            "for thread in threads:\n"
+            "    thread.start()\n"
+            "for thread in threads:\n"
+            "    thread.join()\n"
+            "comms[0].start_recv(bytearray(8), 1)\n"
+        )
+        command = [sys.executable, "-c", code]
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
+        self.assertEqual(ran.returncode, 0, ran.stderr)
+        self.assertNotIn("panicked", ran.stderr)
 
     def test_an_abort_has_its_reason(self):
         def body(comm):

@@ -242,6 +242,39 @@ class Torch(unittest.TestCase):
         """
         self.succeed(3, code, "")
 
+    def test_tensors_of_any_memory_order_have_the_result_of_their_indices(self):
+        code = """
+        import functools
+        numbers = torch.arange(120.).reshape(2, 3, 4, 5)
+        def tensor(order, dtype=torch.float32):
+            plain = (numbers + rank).to(dtype)
+            return [plain, plain.to(memory_format=torch.channels_last),
+                    plain.permute(3, 1, 0, 2).contiguous().permute(2, 1, 3, 0)][order % 3]
+        def check(data, *arguments, call, want):
+            strides = data.stride()
+            call(data, *arguments)
+            assert torch.equal(data, want.to(data.dtype)) and data.stride() == strides, (call, strides)
+        every = [numbers + each for each in range(size)]
+        total = sum(every)
+        bits = functools.reduce(torch.bitwise_or, [each.to(torch.int32) for each in every])
+        # The ranks have one order, and then three.
+        for order in [0, 1, 2, rank, rank + 1]:
+            for dtype in [torch.float32, torch.int16]:
+                check(tensor(order, dtype), call=dist.all_reduce, want=total)
+                check(tensor(order, dtype), 1, call=dist.reduce, want=total if rank == 1 else every[rank])
+                check(tensor(order, dtype), 1, call=dist.broadcast, want=every[1])
+            check(tensor(order, torch.int32), dist.ReduceOp.BOR, call=dist.all_reduce, want=bits)
+            pair = [tensor(order), tensor(order + 1)]
+            dist.all_reduce_coalesced(pair)
+            assert all(torch.equal(each, total) for each in pair), order
+            outputs = [torch.zeros_like(tensor(order + 1)) for _ in range(size)]
+            dist.all_gather(outputs, tensor(order))
+            assert all(map(torch.equal, outputs, every)), order
+            parameter = torch.nn.Parameter(tensor(order))
+            check(parameter, 2, call=dist.broadcast, want=every[2])
+        """
+        self.succeed(3, code, "")
+
     def test_a_callback_of_a_future_may_wait_for_another_future(self):
         code = """
         def second(future):
@@ -442,7 +475,10 @@ class Torch(unittest.TestCase):
             else:
                 raise AssertionError(text)
 
-        refused("contiguous", lambda: dist.all_reduce(torch.ones(4, 4).t()[:, :2]))
+        for gaps in [torch.ones(4, 4)[:, ::2], torch.ones(1).expand(4)]:
+            refused("contiguous", lambda: dist.all_reduce(gaps))
+            refused("contiguous", lambda: dist.broadcast(gaps, 0))
+        refused("contiguous", lambda: dist.isend(torch.ones(2, 3).t(), 1 - rank))
         refused("another backend", lambda: dist.all_reduce(torch.ones(1, device="meta")))
         refused("resolve_conj", lambda: dist.broadcast(torch.ones(2, dtype=torch.complex64).conj(), 0))
         refused("resolve_neg", lambda: dist.all_reduce(torch._neg_view(torch.ones(2))))
@@ -600,6 +636,99 @@ class Torch(unittest.TestCase):
         dist.barrier()
         """
         self.succeed(2, code, "")
+
+    def test_a_rank_that_ends_by_an_exception_is_noticed_at_once_in_all_groups(self):
+        code = """
+        others = [dist.new_group() for _ in range(8)]
+        dist.barrier()
+        if rank == culprit:
+            raise KeyError("lost")
+        begin = time.monotonic()
+        for group in [None, *others]:
+            try:
+                dist.barrier(group)
+            except invar.Error as error:
+                assert error.rank == culprit and "its program ended with KeyError" in str(error), error
+            else:
+                raise AssertionError("no error")
+        # One group after the other would take half a minute.
+        took = time.monotonic() - begin
+        assert took < 15, took
+        """
+        for culprit in range(2):
+            ended = ranks(3, f"culprit = {culprit}\n" + textwrap.dedent(code))
+            for rank, (status, output) in enumerate(ended):
+                self.assertEqual(status, int(rank == culprit), output)
+
+    def test_a_program_ends_soon_though_a_rank_is_late_in_many_groups(self):
+        code = """
+        import contextlib, socket
+        others, end = [dist.new_group() for _ in range(5)], socket.socket(socket.AF_UNIX)
+        if rank == 0:
+            end.bind(chr(0) + path)
+            end.listen()
+            # The socket now ends with the process.
+            end.detach()
+        dist.barrier()
+        if rank == 1:
+            end.settimeout(60)
+            end.connect(chr(0) + path)
+            begin = time.monotonic()
+            with contextlib.suppress(ConnectionResetError):
+                end.recv(1)
+            # One group after the other would take 24 seconds.
+            took = time.monotonic() - begin
+            assert took < 12, took
+        """
+        self.succeed(2, code, "")
+
+    def test_destroying_groups_does_not_wait_for_late_ranks_which_go_on(self):
+        code = """
+        import os
+        others = [dist.new_group() for _ in range(3)]
+        os.environ.update(NCCL_SHM_DISABLE="1", INVAR_TRANSPORT="socket")
+        # Ranks 1 and 2 have no link yet, and need the hub to make one.
+        distant = dist.new_group()
+        dist.barrier()
+        if rank == 0:
+            begin = time.monotonic()
+            while others:
+                group = others.pop()
+                dist.destroy_process_group(group)
+                del group
+            took = time.monotonic() - begin
+            # A hub that waits takes two seconds, and a group has two hubs.
+            assert took < 5, took
+            del distant
+            dist.destroy_process_group()
+            store.set("destroyed", "yes")
+            store.wait(["done 1", "done 2"], limit)
+        else:
+            store.wait(["destroyed"], limit)
+            for group in distant, others[0]:
+                peer, got = 3 - rank, torch.zeros(3)
+                works = [dist.isend(torch.full((3,), float(rank)), peer, group), dist.irecv(got, peer, group)]
+                [work.wait() for work in works]
+                assert got.eq(peer).all(), got
+            store.set(f"done {rank}", "yes")
+        """
+        self.succeed(3, code, "")
+
+    def test_ranks_go_on_after_the_program_of_rank_0_has_ended(self):
+        code = """
+        dist.barrier()
+        if rank == 0:
+            if is_destroyed:
+                dist.destroy_process_group()
+            sys.exit()
+        time.sleep(3)
+        peer, got = 3 - rank, torch.zeros(3)
+        works = [dist.isend(torch.full((3,), float(rank)), peer), dist.irecv(got, peer)]
+        [work.wait() for work in works]
+        assert got.eq(peer).all(), got
+        """
+        for is_destroyed in False, True:
+            self.succeed(3, f"is_destroyed = {is_destroyed}\n" + textwrap.dedent(code), "")
 
     def test_a_silent_rank_is_named_after_the_timeout(self):
         code = """
