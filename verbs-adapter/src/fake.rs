@@ -21,6 +21,9 @@ use crate::sys::provider::{ibv_ah, ibv_comp_channel};
 use crate::sys::*;
 pub(crate) use libraries::*;
 
+/// Number of completion vectors of a device.
+pub(crate) const VECTORS: c_int = 3;
+
 /// The fake's state; only one test at a time holds it.
 pub(crate) struct Fake {
     _alone: MutexGuard<'static, ()>,
@@ -51,6 +54,8 @@ struct State {
     events: Option<PipeWriter>,
     /// The source of the completion channel's events: a byte for each.
     completions: Option<PipeWriter>,
+    /// The completion vector of each completion queue.
+    vectors: Vec<c_int>,
 }
 
 fn lock<T>(mutex: &'static Mutex<T>) -> MutexGuard<'static, T> {
@@ -100,6 +105,11 @@ impl Fake {
     /// Makes state transitions fail with this error number.
     pub(crate) fn refuse_moves(&self, errno: c_int) {
         state().move_rc = errno;
+    }
+
+    /// Returns the completion vector of each queue that was created.
+    pub(crate) fn vectors(&self) -> Vec<c_int> {
+        state().vectors.clone()
     }
 
     pub(crate) fn posted(&self) -> Vec<u64> {
@@ -163,6 +173,7 @@ extern "C" fn open_device(_: *mut ibv_device) -> *mut ibv_context {
         context.abi_compat = ptr::without_provenance_mut(VERBS_ABI_IS_EXTENDED);
     }
     context.async_fd = reader.into_raw_fd();
+    context.num_comp_vectors = VECTORS;
     context.ops.poll_cq = Some(poll_cq);
     context.ops.req_notify_cq = Some(req_notify_cq);
     context.ops.post_send = Some(post_send);
@@ -274,8 +285,9 @@ extern "C" fn create_cq(
     _: c_int,
     cq_context: *mut c_void,
     channel: *mut ibv_comp_channel,
-    _: c_int,
+    vector: c_int,
 ) -> *mut ibv_cq {
+    state().vectors.push(vector);
     object(|cq: &mut ibv_cq| (cq.cq_context, cq.channel) = (cq_context, channel.cast()))
 }
 

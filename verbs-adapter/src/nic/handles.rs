@@ -8,7 +8,9 @@ use std::io;
 use std::mem::{self, ManuallyDrop};
 use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::process;
 use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
 use invar_core::nic::{Access, Memory, MemoryKeys, NicError, QpCap, Sge, Verb};
@@ -274,11 +276,16 @@ impl Cq {
         let note: *mut Fate = &mut *fate;
         let cqe = c_int::try_from(depth).unwrap_or(c_int::MAX);
         let channel = if with_channel { Channel::create(context) } else { None };
-        let events = channel.as_ref().map_or(ptr::null_mut(), Channel::raw);
+        // SAFETY: The context is open.
+        let vectors = unsafe { (*context.raw()).num_comp_vectors };
+        let (events, vector) = match &channel {
+            Some(channel) => (channel.raw(), next_vector(vectors)),
+            None => (ptr::null_mut(), 0),
+        };
+        let create_cq = context.library().create_cq;
         // SAFETY: The context is open, and the boxed `Fate` keeps its address until the queue is
         // destroyed. So does the channel.
-        let raw =
-            unsafe { (context.library().create_cq)(context.raw(), cqe, note.cast(), events, 0) };
+        let raw = unsafe { create_cq(context.raw(), cqe, note.cast(), events, vector) };
         let raw = NonNull::new(raw)
             .ok_or_else(|| errno::last(Verb::CreateCq).with("depth", depth as u64))?;
         let inner = Arc::new(CqInner { raw, fate, channel, context: Arc::clone(context) });
@@ -307,6 +314,16 @@ impl Drop for CqInner {
             mem::forget((mem::take(&mut self.fate), self.channel.take()));
         }
     }
+}
+
+/// Returns the completion vector of the next queue with a channel, of a device with `count` vectors. The queues of a
+/// process take the vectors in turn, from one that depends on the process. So the interrupts of a host's connections
+/// go to all processors that serve the device, and not to that of vector 0 alone.
+fn next_vector(count: c_int) -> c_int {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let turn = process::id().wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
+    let count = u32::try_from(count).unwrap_or(0).max(1);
+    (turn % count) as c_int
 }
 
 /// A queue pair.

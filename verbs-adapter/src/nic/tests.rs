@@ -7,8 +7,8 @@ use invar_test_wait::until;
 
 use super::*;
 use crate::fake::{
-    BARE, ECE, Fake, GID_ENTRY, LIBRARY, MAX_CQE, WITH_AH, WITH_CHANNELS, WITH_ECE, WITH_GID_TABLE,
-    WITH_IOVA2, WITH_STATE, WITHOUT_ECE_IN_FIRMWARE, just_loaded,
+    BARE, ECE, Fake, GID_ENTRY, LIBRARY, MAX_CQE, VECTORS, WITH_AH, WITH_CHANNELS, WITH_ECE,
+    WITH_GID_TABLE, WITH_IOVA2, WITH_STATE, WITHOUT_ECE_IN_FIRMWARE, just_loaded,
 };
 use crate::sys::*;
 

@@ -69,3 +69,21 @@ fn a_device_that_is_gone_keeps_nobody_awake() {
     assert_eq!(arm(&rig, false), (vec![], false));
     assert!(rig.fake.calls().is_empty());
 }
+
+#[test]
+fn queues_with_channels_take_the_vectors_of_the_device_in_turn() {
+    const ROUNDS: usize = 2;
+    let rig = Rig::on(&WITH_CHANNELS);
+    let more: Vec<Cq> =
+        (1..ROUNDS * VECTORS as usize).map(|_| rig.nic.create_cq(8).unwrap()).collect();
+    let mut vectors = rig.fake.vectors();
+    assert!(vectors.windows(2).all(|two| two[1] == (two[0] + 1) % VECTORS), "{vectors:?}");
+    vectors.sort_unstable();
+    let each: Vec<_> = (0..VECTORS).flat_map(|vector| [vector; ROUNDS]).collect();
+    assert_eq!(vectors, each);
+    drop((more, rig));
+
+    let rig = Rig::new();
+    let _second = rig.nic.create_cq(8).unwrap();
+    assert_eq!(rig.fake.vectors(), [0, 0], "a queue without a channel raises no interrupts");
+}
