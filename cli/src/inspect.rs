@@ -158,7 +158,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
 }
 
 /// Reads the files of all processes. A process may end before its file is read.
-fn all(reader: &mut Reader) -> impl Iterator<Item = Recorded> {
+pub(crate) fn all(reader: &mut Reader) -> impl Iterator<Item = Recorded> {
     files().into_iter().filter_map(move |path| reader.read(&path).ok())
 }
 
@@ -296,7 +296,7 @@ pub(crate) fn quantile_us(latency: &Histogram, per_mille: u64) -> Option<f64> {
     latency.quantile_ns(per_mille).map(in_us)
 }
 
-fn in_us(ns: u64) -> f64 {
+pub(crate) fn in_us(ns: u64) -> f64 {
     ns as f64 / 1e3
 }
 
@@ -387,17 +387,22 @@ fn details(shown: &Shown) -> String {
         // The times of events and of messages count back from the same time.
         let last = events.chain(messages).max().unwrap_or(0);
         for ShownEvent { unix_ns, what, begun, done, untested } in &connection.events {
-            let before = last.saturating_sub(*unix_ns) as f64 / 1e9;
+            let at = seconds_after(last, *unix_ns);
             let _ = writeln!(
                 text,
-                "  {:>10.3} s  {what:<16} {begun} {first}, {done} {second}, {untested} untested",
-                0.0 - before
+                "  {at:>10.3} s  {what:<16} {begun} {first}, {done} {second}, {untested} untested"
             );
         }
         message_details(connection, last, &mut text);
     }
     ranks.iter().for_each(|rank| rank_details(rank, &mut text));
     text
+}
+
+/// Returns the seconds by which a time is after `last`: none or a negative number.
+fn seconds_after(last: i64, unix_ns: i64) -> f64 {
+    // A minus in front of the whole would print -0.000.
+    0.0 - last.saturating_sub(unix_ns) as f64 / 1e9
 }
 
 /// The numbers of a connection since it was made, in a line.
@@ -421,11 +426,11 @@ fn message_details(connection: &ShownRecord, last: i64, text: &mut String) {
     let what = if connection.role == "sender" { "send" } else { "receive" };
     for message in &connection.messages {
         let ShownMessage { number, request, tag, bytes, waited_us, .. } = message;
-        let before = last.saturating_sub(message.asked_unix_ns) as f64 / 1e9;
+        let at = seconds_after(last, message.asked_unix_ns);
         let _ = write!(
             text,
-            "  {:>13.6} s  {what} {number}: {bytes} bytes, tag {tag:#x}, request {request}: waited {waited_us:.1} us",
-            0.0 - before
+            "  {at:>13.6} s  {what} {number}: {bytes} bytes, tag {tag:#x}, request {request}: \
+             waited {waited_us:.1} us"
         );
         let _ = match (message.took_us, message.untested_us) {
             (Some(took), Some(untested)) => {
@@ -443,10 +448,10 @@ fn rank_details(shown: &ShownRank, text: &mut String) {
     let last = operations.last().map_or(0, |operation| operation.begun_unix_ns);
     for operation in operations {
         let ShownOperation { number, what, begun_unix_ns, took_us, waited_us, .. } = operation;
-        let before = last.saturating_sub(*begun_unix_ns) as f64 / 1e9;
+        let at = seconds_after(last, *begun_unix_ns);
         let took = took_us.map_or_else(|| "runs".to_owned(), |us| format!("{:.3} ms", us / 1e3));
         let waited = f64::from(*waited_us) / 1e3;
-        let _ = write!(text, "  {:>10.3} s  {number} {what}: {took}", 0.0 - before);
+        let _ = write!(text, "  {at:>10.3} s  {number} {what}: {took}");
         let _ = match (operation.longest_wait_rank, operation.longest_wait_us) {
             (Some(rank), Some(us)) => writeln!(
                 text,

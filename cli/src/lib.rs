@@ -102,10 +102,10 @@ fn execute(command: Command) -> Result<ExitCode, Failure> {
 /// started it, and reports for both.
 fn settings_for(is_child: bool) -> Result<Settings, Failure> {
     let mut settings = Settings::from_env()?;
-    // Before the log begins, which would have the remarks too.
+    // This call takes the remarks out of the settings. Otherwise the log would tell them again.
     tell_remarks(&mut settings, is_child);
-    // The command reports its own failure. The log would repeat that, so there is a log only on request.
-    // But while the command stands still, only the log can say why.
+    // Unless the user asks for more, the log has only warnings that the command's own error does not repeat, such as
+    // why nothing moves.
     invar::log_to_stderr(&settings);
     Ok(settings)
 }

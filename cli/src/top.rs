@@ -15,12 +15,12 @@ use console::Term;
 use invar_core::metrics::Histogram;
 use invar_core::recorder::{EventKind, Record};
 use invar_core::stall::Role;
-use invar_linux::recorder::{Reader, files};
+use invar_linux::recorder::{Reader, Recorded};
 use serde::Serialize;
 
 use self::ranks::{RankRow, Ranks};
 use crate::failure::Failure;
-use crate::inspect::{left_out, quantile_us, rails_up, waits_for};
+use crate::inspect::{self, left_out, quantile_us, rails_up, waits_for};
 use crate::output::{pretty_json, print};
 
 /// Show the connections and ranks of all processes of this user, with rates, latency, waits and stalls.
@@ -32,7 +32,7 @@ pub(crate) struct Args {
     /// Print once and end
     #[arg(long)]
     once: bool,
-    /// Print JSON: an object with arrays of connections and ranks each time
+    /// Print JSON: an object each time, with arrays of connections and ranks, and the number of files left out
     #[arg(long)]
     json: bool,
     /// Seconds between two looks, over which rates are measured
@@ -52,15 +52,16 @@ struct Look {
     at: Instant,
     connections: Records,
     ranks: Ranks,
-    /// Number of files that were not read.
+    /// Number of files that were not read, because their users have too many bytes in such files.
     left_out: usize,
 }
 
+/// The object of `--json`.
 #[derive(Serialize)]
 struct Shown {
     connections: Vec<Row>,
     ranks: Vec<RankRow>,
-    /// Number of files of other users that were not read.
+    /// [`Look::left_out`] of the last look.
     left_out: usize,
 }
 
@@ -135,19 +136,15 @@ fn look() -> Look {
     let (connections, ranks) = (HashMap::new(), HashMap::new());
     let mut all = Look { at: Instant::now(), connections, ranks, left_out: 0 };
     let mut reader = Reader::of_this_user();
-    for path in files() {
-        // The process may have ended meanwhile.
-        let Ok(recorded) = reader.read(&path) else { continue };
-        if !recorded.is_alive {
-            continue;
-        }
-        let pid = recorded.header.process.pid;
-        for (number, record) in recorded.ranks {
+    for recorded in inspect::all(&mut reader).filter(|recorded| recorded.is_alive) {
+        let Recorded { path, header, records, ranks, .. } = recorded;
+        let pid = header.process.pid;
+        for (number, record) in ranks {
             if !record.has_left {
                 all.ranks.insert((path.clone(), number), (pid, record));
             }
         }
-        for (number, record) in recorded.records {
+        for (number, record) in records {
             let is_closed =
                 record.events.back().is_some_and(|event| event.kind == EventKind::Closed);
             if !is_closed {

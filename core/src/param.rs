@@ -242,7 +242,8 @@ params! {
     /// 1 sends data between ranks of one host over the network, not through shared memory.
     NCCL_SHM_DISABLE => shm_disable: bool = "0", FLAG;
     /// Messages between two ranks go in chunks of this length, rounded up to 64 and at most a slot
-    /// long. 0 takes the slot's length. All ranks need the same value.
+    /// long, or a part of a slot where dozens of ranks share memory. 0 takes the longest. All ranks need the same
+    /// value.
     NCCL_CHUNK_SIZE => chunk_bytes: u32 = "0", int(0, 1 << 30), unit: "bytes", readers: Library;
     /// A proxy's progress thread takes over at most this many operations at a time. Only programs that use
     /// `invar_linux::proxy` have one.
@@ -306,8 +307,8 @@ params! {
     /// after twice the time. 0: never.
     INVAR_STALL_MS => stall_ms: u32 = "10000", int(0, 86_400_000), unit: "ms";
     /// Level of the flight recorder, which `invar inspect` and `invar trace` read. 0 keeps nothing, 1 keeps events. 2
-    /// also keeps the times of each connection's last 40 messages, for which every call takes longer. Of a link
-    /// between ranks over TCP it keeps one direction.
+    /// also keeps the times of each connection's last 40 messages, which makes every call slower. Of a link between
+    /// ranks over TCP it keeps one direction.
     INVAR_RECORDER => recorder: FlightRecorder = "1", int(0, 2);
     /// Shows the metrics of this user's processes for Prometheus: `127.0.0.1:PORT` or `unix:PATH` over HTTP,
     /// `file:PATH` in a file for node_exporter. Empty shows none. Needs INVAR_RECORDER=1 or 2.

@@ -69,8 +69,9 @@ impl Pointer {
 fn bounds(api: &Api, addr: u64) -> Result<(u64, usize), CudaError> {
     let base: u64 = attribute(api, Attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, addr)?;
     let len: usize = attribute(api, Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE, addr)?;
-    // The range of mapped memory is its whole reservation, with other mappings and holes. The mapping of ordinary
-    // memory may be larger than the allocation. So the allocation is what both have.
+    // The range of memory from `cuMemMap` is the whole reservation of addresses, which may have other mappings and
+    // holes. The mapping of memory from `cuMemAlloc` may be larger than the allocation. So the allocation is the part
+    // that range and mapping share.
     let mapping: Result<(u64, usize), CudaError> =
         attribute(api, Attribute::CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR, addr).and_then(|start| {
             Ok((start, attribute(api, Attribute::CU_POINTER_ATTRIBUTE_MAPPING_SIZE, addr)?))

@@ -37,7 +37,8 @@ pub(crate) struct Product {
     pub(crate) verbs: Vec<u8>,
     /// The libraries that command and plugin need.
     pub(crate) needs: Needs,
-    /// Texts for people, by file name: licences, the licences of dependencies, and what changed.
+    /// Texts for people, by file name: licences, those of dependencies, the changelog, and the pages and pictures of
+    /// `docs/`.
     pub(crate) texts: Vec<(String, Vec<u8>)>,
     /// The definition of the command's arguments.
     pub(crate) definition: clap::Command,

@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 
 use crate::shell;
 
-/// Folders with pages and with what pages show, and the places of their files among the texts.
+/// The folders of the pages and of their pictures. Beside each is the prefix of its files' names among the texts.
 const FOLDERS: [(&str, &str); 2] = [("docs", ""), ("docs/plots", "plots/")];
 
 /// Reads the texts, by file name. `third_party` has the licences of dependencies.

@@ -4,9 +4,8 @@ use std::net::SocketAddr;
 
 use invar_core::nic::Gid;
 use invar_core::param::{AddressFamily, TransportChoice};
-use invar_linux::interface::Interface;
 
-use crate::device::listing;
+use crate::device::interfaces;
 use crate::error::Kind;
 use crate::{Device, DeviceInfo, DeviceKind, Error, Settings, Survey};
 
@@ -32,7 +31,7 @@ impl Choice {
     /// # Errors
     /// The host has no such device, or no such interface.
     pub fn make(settings: &Settings) -> Result<Self, Error> {
-        let interfaces = Interface::list().map_err(listing)?;
+        let interfaces = interfaces()?;
         let allowed = settings.allowed_interfaces(&interfaces)?;
         let Survey { mut devices, left_out } = Device::survey(settings)?;
         devices.retain_mut(|device| {

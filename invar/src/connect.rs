@@ -10,10 +10,10 @@ use std::time::Duration;
 use invar_core::conn::{self, Handle};
 use invar_linux::clock::now_ns;
 use invar_linux::interest::Interest;
-use invar_linux::interface::{Interface, has_scope};
+use invar_linux::interface::has_scope;
 use invar_linux::socket::SocketDevice;
 
-use crate::device::listing;
+use crate::device::interfaces;
 use crate::error::Kind;
 use crate::raw::{AnyRecv, AnySend, Attempt, Keeper, Listen};
 use crate::settings::EndSettings;
@@ -122,10 +122,16 @@ impl Listener {
     /// Returns the error that no peer connected in time. `turned_away` is a text about the callers that failed.
     pub(crate) fn no_peer(&self, within: Duration, turned_away: String) -> Error {
         let device = self.device.info().name.clone();
-        match listens_at(&self.handle()) {
-            Ok(addr) => Kind::NoPeer { device, addr, within, turned_away }.into(),
-            Err(error) => error,
-        }
+        let addr = match listens_at(&self.handle()) {
+            Ok(addr) => addr,
+            Err(error) => return error,
+        };
+        let (ms, port) = (within.as_millis(), addr.port());
+        let text = format!(
+            "no peer connected to {device} at {addr} within {ms} ms{turned_away}; does the sender have this \
+             listener's handle, and does a firewall let TCP port {port} pass?"
+        );
+        Kind::TimedOut { text, device, peer: None }.into()
     }
 
     /// Returns `; ` and a text about the callers that were turned away, or nothing if there were none.
@@ -330,7 +336,7 @@ pub(crate) fn over_first_interface(
 
 /// The first interface that NCCL's rules allow on this host, with its address.
 pub(crate) fn first_interface(settings: &Settings) -> Result<SocketDevice, Error> {
-    let interfaces = Interface::list().map_err(listing)?;
+    let interfaces = interfaces()?;
     let allowed = settings.allowed_interfaces(&interfaces)?;
     let first = allowed.first().expect("one or more");
     Ok(SocketDevice { interface: first.interface.clone(), address: first.addr })
@@ -342,7 +348,7 @@ mod tests {
 
     #[test]
     fn a_link_local_listener_is_called_over_the_interface_on_which_listeners_listen() {
-        let mut interfaces = Interface::list().unwrap().into_iter();
+        let mut interfaces = interfaces().unwrap().into_iter();
         let lo = interfaces.find(|interface| interface.loopback).unwrap();
         let settings = |ifname: &str| {
             let set = [("INVAR_TRANSPORT", "soft"), ("NCCL_SOCKET_IFNAME", ifname)];

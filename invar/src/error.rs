@@ -103,16 +103,9 @@ pub(crate) enum Kind {
     Bootstrap(#[from] BootstrapError),
     #[error("the communicator was aborted")]
     Aborted,
-    /// A wait on a connection took longer than its caller allows.
+    /// A wait for a peer, or on a connection, took longer than its caller allows.
     #[error("{text}")]
     TimedOut { text: String, device: String, peer: Option<SocketAddr> },
-    #[error(
-        "no peer connected to {device} at {addr} within {} ms{turned_away}; does the sender have this \
-         listener's handle, and does a firewall let TCP port {} pass?",
-        .within.as_millis(),
-        .addr.port()
-    )]
-    NoPeer { device: String, addr: SocketAddr, within: Duration, turned_away: String },
 }
 
 impl Error {
@@ -142,7 +135,7 @@ impl Error {
             Kind::Bootstrap(BootstrapError::Io(_)) => ErrorKind::Local,
             Kind::Bootstrap(_) => ErrorKind::Network,
             Kind::Aborted => ErrorKind::Local,
-            Kind::TimedOut { .. } | Kind::NoPeer { .. } => ErrorKind::Network,
+            Kind::TimedOut { .. } => ErrorKind::Network,
         }
     }
 
@@ -312,7 +305,6 @@ impl About {
         let device = match cause {
             Kind::Connection { device, .. }
             | Kind::TimedOut { device, .. }
-            | Kind::NoPeer { device, .. }
             | Kind::Nic { device, .. } => Some(device.clone()),
             Kind::Provided { name, .. } => Some(name.clone()),
             _ => None,
@@ -334,7 +326,6 @@ impl About {
         };
         let is_timeout = match cause {
             Kind::TimedOut { .. }
-            | Kind::NoPeer { .. }
             | Kind::SilentRank { .. }
             | Kind::Bootstrap(BootstrapError::TimedOut { .. }) => true,
             Kind::Io { source, .. } | Kind::Bootstrap(BootstrapError::Io(source)) => {

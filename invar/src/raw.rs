@@ -12,6 +12,7 @@
 
 mod adapter;
 mod boxed;
+mod closing;
 mod end;
 mod keeper;
 mod keeper_end;

@@ -103,13 +103,11 @@ impl<N: Nic + Clone> Bench<N> {
     }
 
     fn recv_buf(&self, i: usize, tag: u32) -> RecvBuf {
-        let addr = self.to.addr(i * MESSAGE_BYTES);
-        RecvBuf { addr, len: MESSAGE_BYTES as u32, tag, rkey: self.to.rkey() }
+        self.to.room(i * MESSAGE_BYTES, MESSAGE_BYTES as u32, tag)
     }
 
     fn send_buf(&self, i: usize) -> SendBuf {
-        let addr = self.from.addr(i * MESSAGE_BYTES);
-        SendBuf { addr, len: MESSAGE_BYTES as u32, lkey: self.from.lkey() }
+        self.from.message(i * MESSAGE_BYTES, MESSAGE_BYTES as u32)
     }
 
     /// Passes `n` messages, of which `W` are in flight at a time.

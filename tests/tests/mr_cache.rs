@@ -21,6 +21,8 @@ fn op(pages: u64) -> impl Strategy<Value = Op> {
         6 => request(pages).prop_map(Op::Register),
         1 => request(pages).prop_map(Op::FailToRegister),
         2 => (request(pages), request(pages)).prop_map(|(a, b)| Op::Race(a, b)),
+        // Two random requests are seldom for the same pages.
+        1 => request(pages).prop_map(|a| Op::Race(a, a)),
         5 => any::<usize>().prop_map(Op::Release),
         1 => any::<usize>().prop_map(Op::ReleaseAgain),
     ]

@@ -37,7 +37,7 @@ impl Severity {
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Finding {
     pub(crate) severity: Severity,
-    /// A word for programs, which names the kind of the finding.
+    /// The kind of the finding, as a word for programs.
     pub(crate) id: &'static str,
     /// The device, interface, file or variable; empty if the finding is about the host.
     pub(crate) subject: String,

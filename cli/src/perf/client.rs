@@ -11,7 +11,7 @@ use super::control::{ANSWER_WITHIN, Control};
 use super::job::{Job, enough};
 use super::link::Plan;
 use super::load::Load;
-use super::message::{HandleHex, Hex, Offer, Ready, Reply, Request, Setup, slot_bytes};
+use super::message::{HandleHex, Hex, Offer, Ready, Reply, Request, Setup};
 use super::op::OpLink;
 use super::operation::Op;
 use super::pattern::Flow;
@@ -24,7 +24,8 @@ use crate::output::{OutputFile, Outputs};
 
 /// Time between two polls of connections that are not complete.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
-/// Time for the server's own reason after a failure at this end. A server whose call is refused fails after 3 s.
+/// Time in which the server may tell its own reason after a failure at this end. By default a server whose call is
+/// refused fails after 3 s.
 const REASON_WITHIN: Duration = Duration::from_secs(3);
 
 /// The outputs to show beside the table.
@@ -205,7 +206,7 @@ fn connect(
 ) -> Result<(AnyLink, Ready), Failure> {
     let listener = Listener::bind(device, settings)?;
     let handle = Some(HandleHex(listener.handle()));
-    let (seed, size_max) = (setup.seed, setup.size_max);
+    let (seed, incoming_bytes) = (setup.seed, setup.outgoing_bytes() as usize);
     let ready = ask(Setup { handle, ..setup }, control)?;
     let Some(HandleHex(peer)) = ready.handle else {
         return Err(Failure::new("the server does not say where it takes messages"));
@@ -217,7 +218,7 @@ fn connect(
         listener: &listener,
         peer,
         outgoing_bytes: job.region_bytes(),
-        incoming_bytes: if job.both_ways { job.region_bytes() } else { slot_bytes(size_max) },
+        incoming_bytes,
         recvs: job.recvs,
         seed,
         hides_failures: false,

@@ -35,7 +35,7 @@ pub(super) struct Header {
     pub(super) check: bool,
     /// Whether the timed messages went both ways at once.
     pub(super) bidirectional: bool,
-    /// The cores that other work kept busy before the run.
+    /// The cores that other work kept busy before the run; `None` if there were none, or the kernel does not tell.
     pub(super) load: Option<Load>,
 }
 

@@ -5,6 +5,7 @@ use invar_core::stall::Role;
 use serde_json::json;
 
 use super::{Span, SpanKind};
+use crate::inspect::in_us;
 
 /// A part of a bar ends this many microseconds before the bar does, so that no viewer takes it for longer than the
 /// bar.
@@ -50,7 +51,6 @@ fn bar(record: &Record, message: &MessageTimes, us: &impl Fn(u64) -> f64) -> Vec
     let end_ns = message.tested_ns.unwrap_or(last_ns);
     let ts = us(asked_ns);
     let end = us(end_ns).max(ts);
-    let in_us = |ns: u64| ns as f64 / 1e3;
     let args = json!({
         "direction": direction, "number": number, "request": request, "tag": tag, "bytes": bytes,
         "buffers": buffers, "waited us": in_us(message.waited_ns()),

@@ -204,8 +204,7 @@ fn a_list_of_devices_that_are_not_there_is_refused_with_what_there_is() {
         (&perf, "2", others),
     ] {
         let outcome = with_verbs(args, devices, &Tree::empty(), "mlx5_9");
-        assert_eq!(outcome.status, Some(2), "{args:?}: {}", outcome.stderr);
-        assert_eq!(outcome.line(), format!("invar: {line}"), "{args:?}");
+        outcome.ended(USAGE, &format!("invar: {line}\n"));
     }
     // A device of another transport need not exist, nor need devices that the list leaves out.
     let fake = FakeCuda::new().with_null_verbs().set("NULL_VERBS_DEVICES", "0");

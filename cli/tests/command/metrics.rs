@@ -23,7 +23,7 @@ impl Dir {
         Dir::over("soft")
     }
 
-    fn over(transport: &'static str) -> Self {
+    pub(crate) fn over(transport: &'static str) -> Self {
         Dir(tempfile::tempdir().unwrap(), transport)
     }
 
@@ -39,12 +39,18 @@ impl Dir {
     }
 }
 
-/// A run of `invar perf` between two processes, which ends when the test does.
+/// A run of `invar perf` between two processes, which ends when the test does. The server shows metrics.
 pub(crate) fn perf(dir: &Dir, metrics: &str) -> [Run; 2] {
+    perf_with(dir, [&[("INVAR_METRICS", metrics)], &[]])
+}
+
+/// A run of `invar perf` between two processes, with variables for the server and for the client.
+pub(crate) fn perf_with(dir: &Dir, envs: [&[(&str, &str)]; 2]) -> [Run; 2] {
+    let [of_server, of_client] = envs.map(|env| env.iter().copied());
     let mut command = dir.invar(&["perf", "--server", "127.0.0.1:0"]);
-    let (server, addr) = server(command.env("INVAR_METRICS", metrics));
+    let (server, addr) = server(command.envs(of_server));
     let args = ["perf", "--connect", &addr, "-b", "64K", "-e", "64K", "-n", "100000000"];
-    [server, Run::start(&mut dir.invar(&args))]
+    [server, Run::start(dir.invar(&args).envs(of_client))]
 }
 
 /// Two ranks that run all-reduces of `bytes` bytes in shared memory, until the test ends. Rank 0 shows metrics.

@@ -155,7 +155,6 @@ fn a_client_with_long_messages_is_told_how_the_server_gives_it_more_memory() {
     let (_server, addr) = server(&mut invar(&args));
     let measure = |size| run(&["perf", "--connect", &addr, "-b", size, "-e", size, "-n", "1"]);
     let outcome = measure("4M");
-    assert_eq!(outcome.status, Some(3), "{}", outcome.stderr);
-    assert!(outcome.line().contains("perf --server --client-memory 12M"), "{}", outcome.stderr);
+    outcome.ended(FAILED, "perf --server --client-memory 12M");
     measure("1M").ok();
 }

@@ -5,7 +5,7 @@ use std::fs;
 use invar_testkit::wait::until;
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::metrics::{Dir, perf, ranks};
+use crate::metrics::{Dir, perf, perf_with, ranks};
 use crate::*;
 
 /// The records of a process, or nothing if it has none.
@@ -18,6 +18,21 @@ fn recorded(dir: &Dir, pid: &str) -> Option<serde_json::Value> {
 fn any_connection(dir: &Dir, pid: &str, holds: fn(&serde_json::Value) -> bool) -> bool {
     recorded(dir, pid)
         .is_some_and(|of| of["connections"].as_array().is_some_and(|all| all.iter().any(holds)))
+}
+
+/// The text of the file `name` that `invar trace` makes of processes, by their numbers or their records.
+fn trace(dir: &Dir, of: &[&str], name: &str) -> String {
+    let file = dir.path().join(name);
+    let output = file.display().to_string();
+    let args = [&["trace"][..], of, &["-o", &output]].concat();
+    Run::start(&mut dir.invar(&args)).wait().ok();
+    fs::read_to_string(&file).unwrap()
+}
+
+/// The events of the trace of processes.
+fn trace_events(dir: &Dir, of: &[&str]) -> Vec<serde_json::Value> {
+    let trace = json(&trace(dir, of, "trace.json"));
+    trace["traceEvents"].as_array().expect("an array").clone()
 }
 
 #[test]
@@ -54,13 +69,10 @@ fn the_recorder_of_a_killed_process_shows_its_connection_and_what_it_waited_for(
         assert!(text.contains(event), "no {event:?} in {text}");
     }
     assert!(waits_for_messages(text), "{text}");
-    let file = dir.path().join("trace.json");
-    ask(&["trace", &pid, "-o", &file.display().to_string()]).ok();
-    let trace = json(&fs::read_to_string(&file).unwrap());
-    let events = trace["traceEvents"].as_array().expect("an array");
+    let events = trace_events(&dir, &[&pid]);
     let has =
         |phase: &str, name: &str| events.iter().any(|of| of["ph"] == phase && of["name"] == name);
-    assert!(has("i", "opened") && has("X", "waits"), "{trace}");
+    assert!(has("i", "opened") && has("X", "waits"), "{events:?}");
     // The server's file as of a host whose clock is a minute ahead.
     let inspected = json(&ask(&["inspect", "--json", &pid]).ok().stdout);
     let mut bytes = fs::read(inspected["file"].as_str().expect("a path")).unwrap();
@@ -69,14 +81,11 @@ fn the_recorder_of_a_killed_process_shows_its_connection_and_what_it_waited_for(
     let other_host = dir.path().join("other-host.rec");
     fs::write(&other_host, bytes).unwrap();
     let client_pid = client.0.id().to_string();
-    let files = [&client_pid, &other_host.display().to_string(), "-o", &file.display().to_string()];
-    ask(&[&["trace"], &files.map(|arg| arg as &str)[..]].concat()).ok();
-    let trace = json(&fs::read_to_string(&file).unwrap());
-    let events = trace["traceEvents"].as_array().expect("an array");
+    let events = trace_events(&dir, &[&client_pid, &other_host.display().to_string()]);
     let opened =
         events.iter().filter(|of| of["name"] == "opened").filter_map(|of| of["ts"].as_f64());
     let (count, last_us) = opened.fold((0, 0.0), |(n, last), us| (n + 1, f64::max(last, us)));
-    assert!(count >= 2 && last_us < 30e6, "{trace}");
+    assert!(count >= 2 && last_us < 30e6, "{events:?}");
 }
 
 #[test]
@@ -118,23 +127,19 @@ fn a_rank_shows_its_operations_and_for_which_rank_it_waits() {
     let text = &outcome.ok().stdout;
     assert!(text.contains("\nrank 0 of 2, number "), "{text}");
     assert!(text.contains(" all_reduce of 16384 F32, Sum by TwoShot: runs, waited "), "{text}");
-    let file = dir.path().join("trace.json");
-    ask(&["trace", &pids[0], &pids[1], "-o", &file.display().to_string()]).ok();
-    let trace = json(&fs::read_to_string(&file).unwrap());
-    let events = trace["traceEvents"].as_array().expect("an array");
+    let both = [pids[0].as_str(), &pids[1]];
+    let events = trace_events(&dir, &both);
     for pid in 0..2 {
         let has = |key: &str, value: &str| {
             let value_of = |of: &serde_json::Value| of.pointer(key).cloned();
             let mut of_rank = events.iter().filter(|of| of["pid"] == pid).filter_map(value_of);
             of_rank.any(|of| of == value)
         };
-        assert!(has("/args/name", &format!("rank {pid} of 2")), "{trace}");
-        assert!(has("/name", "all_reduce of 16384 F32, Sum by TwoShot"), "{trace}");
-        assert!(pid == 1 || has("/name", "waits for rank 1"), "{trace}");
+        assert!(has("/args/name", &format!("rank {pid} of 2")), "{events:?}");
+        assert!(has("/name", "all_reduce of 16384 F32, Sum by TwoShot"), "{events:?}");
+        assert!(pid == 1 || has("/name", "waits for rank 1"), "{events:?}");
     }
-    let picture = dir.path().join("trace.svg");
-    ask(&["trace", &pids[0], &pids[1], "-o", &picture.display().to_string()]).ok();
-    let svg = fs::read_to_string(&picture).unwrap();
+    let svg = trace(&dir, &both, "trace.svg");
     for text in ["rank 0 of 2", "rank 1 of 2", "operation", "wait", &pids[0], &pids[1]] {
         assert!(svg.starts_with("<svg ") && svg.contains(text), "no {text:?} in {svg}");
     }
@@ -143,9 +148,7 @@ fn a_rank_shows_its_operations_and_for_which_rank_it_waits() {
 #[test]
 fn a_client_whose_server_is_stopped_names_the_process_of_the_server() {
     let dir = Dir::new();
-    let (server, addr) = server(&mut dir.invar(&["perf", "--server", "127.0.0.1:0"]));
-    let args = ["perf", "--connect", &addr, "-b", "64K", "-e", "64K", "-n", "100000000"];
-    let client = Run::start(dir.invar(&args).env("INVAR_STALL_MS", "500"));
+    let [server, client] = perf_with(&dir, [&[], &[("INVAR_STALL_MS", "500")]]);
     let pid = client.0.id().to_string();
     // More than are checked before the timed messages: from now on the client only sends.
     let has_timed = |of: &serde_json::Value| of["done"].as_u64() > Some(10_000);
@@ -167,33 +170,18 @@ fn a_client_whose_server_is_stopped_names_the_process_of_the_server() {
     assert!(stderr.lines().any(names_it), "{stderr}");
 }
 
-/// A run of `invar perf` between two processes, at a level of the recorder.
-fn perf_at(dir: &Dir, transport: &str, level: &str) -> [Run; 2] {
-    let invar = |args: &[&str]| {
-        let mut command = dir.invar(args);
-        command.env("INVAR_TRANSPORT", transport).env("INVAR_RECORDER", level);
-        command
-    };
-    let (server, addr) = server(&mut invar(&["perf", "--server", "127.0.0.1:0"]));
-    let args = ["perf", "--connect", &addr, "-b", "64K", "-e", "64K", "-n", "100000000"];
-    [server, Run::start(&mut invar(&args))]
-}
-
 /// The bars of messages in the trace of a process.
 fn message_bars(dir: &Dir, pid: &str) -> Vec<serde_json::Value> {
-    let file = dir.path().join("trace.json");
-    Run::start(&mut dir.invar(&["trace", pid, "-o", &file.display().to_string()])).wait().ok();
-    let trace = json(&fs::read_to_string(&file).unwrap());
-    let events = trace["traceEvents"].as_array().expect("an array");
-    let is_bar = |of: &&serde_json::Value| of["ph"] == "X" && of["args"]["direction"].is_string();
-    events.iter().filter(is_bar).cloned().collect()
+    let is_bar = |of: &serde_json::Value| of["ph"] == "X" && of["args"]["direction"].is_string();
+    trace_events(dir, &[pid]).into_iter().filter(is_bar).collect()
 }
 
 #[test]
 fn at_level_2_each_message_is_listed_with_its_times_and_is_a_bar_in_a_trace() {
     for transport in ["soft", "socket"] {
-        let dir = Dir::new();
-        let runs = perf_at(&dir, transport, "2");
+        let dir = Dir::over(transport);
+        let level = [("INVAR_RECORDER", "2")];
+        let runs = perf_with(&dir, [&level, &level]);
         for (run, direction) in runs.iter().zip(["receive", "send"]) {
             let pid = run.0.id().to_string();
             let has_tested = |of: &serde_json::Value| {
@@ -222,15 +210,15 @@ fn at_level_2_each_message_is_listed_with_its_times_and_is_a_bar_in_a_trace() {
                     && ["number", "request", "tag"].iter().all(|key| args[key].is_u64())
             };
             assert!(bars.iter().any(is_whole), "{transport}: {bars:?}");
+            let number = |of: &serde_json::Value, key: &str| of[key].as_f64().expect("a number");
             for of in &bars {
+                let (start, dur) = (number(of, "ts"), number(of, "dur"));
+                // Text may round the sum up.
+                let during = start..start + dur - 1e-3;
                 let follows = |other: &serde_json::Value| {
-                    let [start, dur] = [of["ts"].as_f64(), of["dur"].as_f64()];
-                    // Text may round the sum up.
-                    let end = start.zip(dur).map(|(start, dur)| start + dur - 1e-3);
                     other["tid"] != of["tid"]
                         || other == of
-                        || other["ts"].as_f64() >= end
-                        || other["ts"].as_f64() < start
+                        || !during.contains(&number(other, "ts"))
                 };
                 assert!(bars.iter().all(follows), "{transport}: {of} and others of its row");
             }
@@ -241,7 +229,8 @@ fn at_level_2_each_message_is_listed_with_its_times_and_is_a_bar_in_a_trace() {
 #[test]
 fn at_level_1_no_message_is_kept() {
     let dir = Dir::new();
-    let runs = perf_at(&dir, "soft", "1");
+    let level = [("INVAR_RECORDER", "1")];
+    let runs = perf_with(&dir, [&level, &level]);
     for run in &runs {
         let pid = run.0.id().to_string();
         until("messages", || any_connection(&dir, &pid, |of| of["done"].as_u64() > Some(0)));

@@ -10,7 +10,7 @@ use crate::auth::Session;
 use crate::error::{Ends, Error};
 use crate::nic::{Nic, PortAttr};
 
-/// The callers of this process that proved nothing, and whose connections failed.
+/// Number of failed connections of callers that had proved nothing. It counts all listeners of this process.
 static UNPROVED: AtomicU32 = AtomicU32::new(0);
 
 /// The parts of which a comm is made.

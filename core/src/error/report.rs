@@ -37,7 +37,7 @@ pub struct Ends {
     pub peer_clock: Option<PeerClock>,
     /// Recent events of this end's port when the connection ended.
     pub notices: PortNotices,
-    /// Why the connection stands still, or stood still when it ended, if for longer than the settings allow.
+    /// The verdict on a stall that lasts for longer than the settings allow, or did so when the connection ended.
     pub stall: Option<Verdict>,
 }
 

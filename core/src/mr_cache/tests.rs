@@ -20,8 +20,8 @@ fn cache(count: usize) -> Cache {
 }
 
 /// Looks a range up, and inserts `mr` if it is missing.
-fn register(cache: &mut Cache, access: Access, addr: u64, len: u64, mr: u32) -> MrHandle {
-    match cache.lookup(0, access, addr, len).unwrap() {
+fn register(cache: &mut Cache, addr: u64, len: u64, mr: u32) -> MrHandle {
+    match cache.lookup(0, RW, addr, len).unwrap() {
         Lookup::Hit(handle) => handle,
         Lookup::Miss(pages) => cache.insert(pages, mr).unwrap().handle,
     }
@@ -30,9 +30,9 @@ fn register(cache: &mut Cache, access: Access, addr: u64, len: u64, mr: u32) -> 
 #[test]
 fn a_handle_is_stale_once_released_even_when_its_slot_is_used_again() {
     let mut cache = cache(1);
-    let old = register(&mut cache, RW, 0, 1, 1);
+    let old = register(&mut cache, 0, 1, 1);
     assert_eq!(cache.release(old), Ok(Some(1)));
-    let new = register(&mut cache, RW, 0, 1, 2);
+    let new = register(&mut cache, 0, 1, 2);
     assert_eq!(old.index, new.index);
     let error = cache.release(old).unwrap_err();
     assert_eq!(format!("{error}"), "MR cache: handle 0.0 is not a live registration");
@@ -42,15 +42,15 @@ fn a_handle_is_stale_once_released_even_when_its_slot_is_used_again() {
 #[test]
 fn a_full_cache_gives_the_registration_back_and_grows() {
     let mut cache = cache(1);
-    let first = register(&mut cache, RW, 0, 1, 1);
+    let first = register(&mut cache, 0, 1, 1);
     let Lookup::Miss(pages) = cache.lookup(0, RW, 4096, 1).unwrap() else { panic!("hit") };
     assert_eq!(cache.insert(pages, 2), Err(Full { mr: 2 }));
     assert_eq!(cache.grow(slots(0)).map_err(|storage| storage.len()).unwrap_err(), 0);
     assert_eq!(cache.grow(slots(3)).unwrap().len(), 1);
     let second = cache.insert(pages, 2).unwrap().handle;
     assert_eq!((cache.get(first), cache.get(second)), (Some(&1), Some(&2)));
-    assert_eq!(register(&mut cache, RW, 5, 5, 3), first);
-    assert_eq!(register(&mut cache, RW, 4096, 5, 3), second);
+    assert_eq!(register(&mut cache, 5, 5, 3), first);
+    assert_eq!(register(&mut cache, 4096, 5, 3), second);
 }
 
 #[test]

@@ -216,6 +216,7 @@ proptest! {
             bytes.copy_within(..8, turn_at);
         }
         let _ = Record::parse(&bytes);
+        let _ = Record::parse(&bytes[..RECORD_BYTES]);
         let _ = Header::parse(&bytes);
     }
 }

@@ -8,6 +8,7 @@ pub enum FlightRecorder {
     Off = 0,
     /// The recorder keeps events and numbers, which cost the calls of the program nothing.
     Events = 1,
-    /// The recorder also keeps the times of the last messages, for which each call reads the clock.
+    /// The recorder also keeps the times of the last messages. A call reads the clock if it asks for a message, or if
+    /// it finds one done.
     Messages = 2,
 }

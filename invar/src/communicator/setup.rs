@@ -4,20 +4,20 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use invar_core::coll::Order;
-use invar_linux::interface::{Found, Interface};
+use invar_linux::interface::Found;
 use invar_linux::processors::{self, BITS_BYTES};
 use invar_linux::rendezvous::{Bootstrap, this_member};
 
 use super::backoff::Backoff;
 use super::board::Board;
-use super::choose::{Facts, Tuning};
+use super::choose::{Facts, Tuning, pair_chunk_bytes};
 use super::engine::Engine;
 use super::links::Links;
 use super::local::Local;
 use super::net::{NetSettings, Network};
 use super::pending_link::{CHANNELS_PER_DEVICE, Connector};
 use super::tags;
-use crate::device::listing;
+use crate::device::interfaces;
 use crate::error::Kind;
 use crate::{Device, DeviceInfo, DeviceKind, Error, Settings, Survey};
 
@@ -25,7 +25,7 @@ use crate::{Device, DeviceInfo, DeviceKind, Error, Settings, Survey};
 const CHUNK_ALIGN: usize = 64;
 
 /// Version of the collectives' protocol; all ranks of a communicator must have the same version.
-const VERSION: u32 = 9;
+const VERSION: u32 = 10;
 
 /// The facts that a rank tells the others about itself.
 ///
@@ -98,12 +98,11 @@ pub(super) fn engine(
         _ => Some(Local::share(&bootstrap, here.clone(), nchannels, tuning.slot_bytes, within)?),
     };
     let crowded = is_crowded(&all, &ours.host);
-    let facts = Facts {
-        nranks,
-        nchannels,
-        tuning,
-        p2p_chunk_bytes: p2p_chunk_bytes(settings, tuning.slot_bytes),
-    };
+    // All ranks must choose the same chunks, so the host with the most ranks decides.
+    let host_ranks = nodes.iter().map(Vec::len).max().unwrap_or(1);
+    let pair_chunk_bytes = pair_chunk_bytes(tuning.slot_bytes, host_ranks, nchannels);
+    let p2p_chunk_bytes = p2p_chunk_bytes(settings, pair_chunk_bytes);
+    let facts = Facts { nranks, nchannels, tuning, pair_chunk_bytes, p2p_chunk_bytes };
     board.chooses_by(facts);
     let engine = Engine {
         links: Links::new(nranks, nchannels, memory.as_ref(), connector),
@@ -146,10 +145,10 @@ fn is_crowded(all: &[About], host: &[u8; 32]) -> bool {
     here.count() > nprocessors as usize
 }
 
-/// Rounds the chunk size up to whole cache lines, and so to whole elements.
-fn p2p_chunk_bytes(settings: &Settings, slot_bytes: usize) -> usize {
+/// Rounds the chunk size up to whole cache lines, and so to whole elements. It is at most `bytes_max`.
+fn p2p_chunk_bytes(settings: &Settings, bytes_max: usize) -> usize {
     let set = settings.coll.chunk_bytes.map(|bytes| bytes as usize);
-    set.map_or(slot_bytes, |bytes| bytes.next_multiple_of(CHUNK_ALIGN).min(slot_bytes))
+    set.map_or(bytes_max, |bytes| bytes.next_multiple_of(CHUNK_ALIGN).min(bytes_max))
 }
 
 /// Returns the number of lower ranks on the same host.
@@ -222,7 +221,7 @@ fn devices(settings: &Settings, towards: IpAddr) -> Result<Vec<Device>, Error> {
         let text = format!("INVAR_TRANSPORT={asked}: there is no such device; {why}");
         return Err(Kind::Setting(text).into());
     }
-    let mut interfaces = Interface::list().map_err(listing)?;
+    let mut interfaces = interfaces()?;
     if settings.socket_ifname.is_empty() {
         interfaces.retain(|interface| interface.holds(towards));
     }

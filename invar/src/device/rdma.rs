@@ -10,7 +10,7 @@ use invar_core::param::AddressFamily;
 use invar_linux::interface::{self, Interface};
 use invar_verbs::{Listing, PortInfo, Rules, VerbsConfig, VerbsNic};
 
-use super::listing;
+use super::interfaces;
 use crate::device_info::{DeviceInfo, DeviceKind, ROCE_UDP_PORT, Survey};
 use crate::error::Kind;
 use crate::raw::{Adapter, NicKind, adapt};
@@ -32,7 +32,7 @@ pub(super) fn survey(settings: &Settings) -> Result<Survey, Error> {
     if listed.ports.is_empty() && settings.takes(DeviceKind::Verbs) {
         refuse_without(&listed, hca, rules)?;
     }
-    let interfaces = Interface::list().map_err(listing)?;
+    let interfaces = interfaces()?;
     let relaxed_ordering = data_access(rules).contains(Access::RELAXED_ORDERING);
     Ok(Survey {
         devices: listed

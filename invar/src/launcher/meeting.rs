@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 
 use invar_core::param::PortRange;
 use invar_core::rendezvous::UniqueId;
-use invar_linux::interface::{Interface, resolve};
+use invar_linux::interface::resolve;
 use invar_linux::pmi::Client;
 use invar_linux::rendezvous::secret_of;
 
 use super::description::MeetingPoint;
 use super::{Launch, Launcher, Meeting};
 use crate::connect::{first_interface, over_first_interface};
-use crate::device::listing;
+use crate::device::interfaces;
 use crate::error::Kind;
 use crate::{Error, Hub, Settings};
 
@@ -83,7 +83,7 @@ fn listen(launch: &Launch, port: u16, word: &str, settings: &Settings) -> Result
 
 /// The address of rank 0 for this rank, with its scope and any port.
 fn address(launch: &Launch, hosts: &[String], settings: &Settings) -> Result<SocketAddr, Error> {
-    let interfaces = Interface::list().map_err(listing)?;
+    let interfaces = interfaces()?;
     // Open MPI does not tell where rank 0 is, but where mpirun is.
     let hint = match launch.launcher {
         Launcher::OpenMpi => " (mpirun -x MASTER_ADDR=HOST names another host for rank 0)",
@@ -201,7 +201,7 @@ mod tests {
 
     #[test]
     fn a_link_local_address_of_rank_0_keeps_the_link_that_it_names() {
-        let mut interfaces = Interface::list().unwrap().into_iter();
+        let mut interfaces = interfaces().unwrap().into_iter();
         let lo = interfaces.find(|interface| interface.loopback).unwrap();
         let place = MeetingPoint::Host {
             hosts: vec![format!("fe80::9%{}", lo.name)],

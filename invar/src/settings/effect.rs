@@ -234,8 +234,8 @@ impl Settings {
         if !self.takes(*kind) {
             let asked = self.transport.as_str();
             let text = format!(
-                "INVAR_TRANSPORT={asked}: {name} is a device of transport {kind}; open a device of that \
-                 transport (`invar devices` lists them), or unset INVAR_TRANSPORT"
+                "INVAR_TRANSPORT={asked}: {name} is a device of transport {kind}; open a device of \
+                 transport {asked} (`invar devices` lists them), or unset INVAR_TRANSPORT"
             );
             return Err(Kind::Setting(text).into());
         }

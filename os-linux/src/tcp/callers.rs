@@ -80,8 +80,8 @@ pub struct AuthListener {
     by_source: HashMap<IpAddr, usize>,
     next: u64,
     pending_max: usize,
-    /// The pending callers of all listeners of the process, and from how many on a listener has room only for
-    /// [`PENDING_CROWDED`].
+    /// The count of pending callers of all listeners of the process. From the number beside it on, a listener has
+    /// room for fewer than `pending_max`.
     process: (&'static AtomicUsize, usize),
     /// Total time that this end has polled; all deadlines refer to it.
     attended_ns: u64,

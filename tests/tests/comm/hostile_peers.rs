@@ -33,8 +33,8 @@ fn sender() -> (SendComm<NullNic, Pipe>, RawPeer) {
     (send.expect("a comm"), peer)
 }
 
-/// A receiver whose sender is a hand-written peer, and a receive of ten bytes.
-fn receiver() -> (RecvComm<NullNic, Pipe>, RawPeer, RecvBuf) {
+/// A receiver whose sender is a hand-written peer, and memory to receive into.
+fn receiver() -> (RecvComm<NullNic, Pipe>, RawPeer, Buffer<NullNic>) {
     let [ours, theirs]: [NullNic; 2] = NullNic::ports();
     let pd = ours.alloc_pd().expect("a domain");
     let (here, there) = Pipe::pair();
@@ -44,7 +44,7 @@ fn receiver() -> (RecvComm<NullNic, Pipe>, RawPeer, RecvBuf) {
     let recv = acceptor.poll(0).expect("no error").expect("a comm");
     peer.take_info();
     peer.send_ready();
-    (recv, peer, Buffer::new(&ours, &pd, 64).room(0, 10, 0))
+    (recv, peer, Buffer::new(&ours, &pd, 64))
 }
 
 const SOUND: RawSlot = RawSlot { addr: 4096, size: 16, rkey: 1, nreqs: 1, tag: 0, idx: 1 };
@@ -117,7 +117,8 @@ fn a_group_is_awaited_until_all_its_slots_are_there() {
 
 #[test]
 fn more_bytes_than_were_asked_for_are_an_overrun() {
-    let (mut recv, peer, room) = receiver();
+    let (mut recv, peer, to) = receiver();
+    let room = to.room(0, 10, 0);
     let received = recv.irecv(&[room]).expect("irecv").expect("a request");
     peer.write_with_imm(0, Sge::default(), (0, 0), 11);
     let overrun = Error::Overrun { got: 11, posted: 10 };
@@ -165,7 +166,8 @@ fn sizes_of_buffers_that_a_group_does_not_have_say_nothing() {
 
 #[test]
 fn bytes_after_the_handshake_are_unexpected() {
-    let (mut recv, mut peer, room) = receiver();
+    let (mut recv, mut peer, to) = receiver();
+    let room = to.room(0, 10, 0);
     let _ = recv.irecv(&[room]).expect("irecv").expect("a request");
     assert_eq!(recv.check_peer(0), Ok(()));
     assert_eq!(peer.pipe.send(b"x"), Ok(1));
@@ -221,7 +223,7 @@ fn a_completion_of_a_request_that_is_over_is_an_error() {
 
     let again = Wc { wr_id: 0, qp_num: 1, ..Wc::default() };
     let unknown = Error::UnknownCompletion { wr_id: 0, qpn: 1 };
-    let second = duo.send.isend(&SendBuf::default(), 0).expect("isend").expect("a request");
+    let second = duo.isend(&SendBuf::default(), 0);
     a.plan.made_up.borrow_mut().push(again);
     assert_eq!(duo.send.test(&second), Err(unknown));
 

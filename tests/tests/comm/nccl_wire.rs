@@ -126,7 +126,8 @@ fn an_acceptor_receives_from_nccls_connector() {
 #[test]
 fn a_ready_word_in_pieces_is_awaited() {
     let (ours, mut recv, mut peer) = unstarted();
-    let room = Buffer::new(&ours, &1, 64).room(0, 1, 0);
+    let to = Buffer::new(&ours, &1, 64);
+    let room = to.room(0, 1, 0);
     let early = recv.iflush(&[]).expect_err("nothing was received");
     assert_eq!((early.kind(), early.is_fatal()), (ErrorKind::Usage, false));
     assert!(early.to_string().starts_with("iflush in stage PendingReady: "), "{early}");
@@ -141,7 +142,8 @@ fn a_ready_word_in_pieces_is_awaited() {
 #[test]
 fn a_look_at_the_peer_takes_the_ready_word_too() {
     let (ours, mut recv, mut peer) = unstarted();
-    let room = Buffer::new(&ours, &1, 64).room(0, 1, 0);
+    let to = Buffer::new(&ours, &1, 64);
+    let room = to.room(0, 1, 0);
     assert_eq!(peer.pipe.send(&1u32.to_ne_bytes()), Ok(4));
     assert_eq!(recv.check_peer(0), Ok(()));
     assert_eq!(recv.iflush(&[]), Ok(Flush::NotNeeded), "the exchange is over");

@@ -1,12 +1,13 @@
 //! Tests what every rank hears when one rank does not do its part.
 
+use std::net::TcpListener;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
-use invar::{ErrorKind, RedOp};
+use invar::{ErrorKind, PortRange, RedOp};
 use invar_testkit::wait::watch;
 
-use crate::rig::{every_way, ranks, settings};
+use crate::rig::{every_way, over, ranks, settings};
 
 #[test]
 fn an_abort_reaches_every_rank_with_its_reason() {
@@ -124,6 +125,20 @@ fn an_exchange_that_fails_ends_the_communicator() {
         communicator.exchange(&[7]).unwrap_err()
     });
     assert!(errors.iter().all(|error| error.rank() == Some(1)), "{errors:?}");
+}
+
+#[test]
+fn an_error_of_one_host_that_ends_the_communicator_is_a_lost_connection_at_every_rank() {
+    // Rank 1 listens for rank 0, and its only port is taken.
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port();
+    let settings = over("socket").listen_ports(PortRange::only(port));
+    let errors = ranks(2, &settings, |communicator| communicator.barrier().unwrap_err());
+    for error in &errors {
+        assert!(error.to_string().contains(&format!("port {port} is taken")), "{error}");
+        assert!(error.is_connection_lost(), "{error}");
+    }
+    assert_eq!([errors[0].kind(), errors[1].kind()], [ErrorKind::Peer, ErrorKind::Local]);
 }
 
 #[test]

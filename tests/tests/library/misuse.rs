@@ -113,8 +113,11 @@ fn settings_that_a_device_does_not_fit_are_named() {
         let settings = settings(&[("INVAR_TRANSPORT", word)]);
         let text = usage(Listener::bind(&device, &settings));
         let name = &device.info().name;
-        let start = format!("INVAR_TRANSPORT={word}: {name} is a device of transport soft; open ");
-        assert!(text.starts_with(&start), "{text}");
+        let expected = format!(
+            "INVAR_TRANSPORT={word}: {name} is a device of transport soft; open a device of transport \
+             {word} (`invar devices` lists them), or unset INVAR_TRANSPORT"
+        );
+        assert_eq!(text, expected);
     }
     for word in ["auto", "soft"] {
         assert!(Listener::bind(&device, &settings(&[("INVAR_TRANSPORT", word)])).is_ok());

@@ -177,17 +177,22 @@ fn a_peer_that_never_comes_is_named_with_its_rank_the_device_and_the_address() {
     let (listening, handle) = one.listen(0, 0, 0).unwrap();
     let addr = handle.addr(Wire::Invar).unwrap();
     let sender = late(listening);
-    let text =
-        format!("rank 0: no peer connected to {name} at {addr} within 50 ms; does the sender ");
-    assert!(sender.to_string().starts_with(&text), "{sender}");
+    let text = format!(
+        "rank 0: no peer connected to {name} at {addr} within 50 ms; does the sender have this listener's \
+         handle, and does a firewall let TCP port {} pass?",
+        addr.port()
+    );
+    assert_eq!(sender.to_string(), text);
 
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let addr = silent.local_addr().unwrap();
     let handle = Handle::new(addr, Wire::Invar, &[1; 16]);
     let listener = late(one.connect(2, 0, 0, &handle).unwrap());
-    let text =
-        format!("rank 2: {name} to peer {addr}: the link was not complete within 50 ms: does ");
-    assert!(listener.to_string().starts_with(&text), "{listener}");
+    let text = format!(
+        "rank 2: {name} to peer {addr}: the link was not complete within 50 ms: does that rank still \
+         run, and does it make its end of the link?"
+    );
+    assert_eq!(listener.to_string(), text);
     assert_eq!(listener.peer(), Some(addr));
 
     for (error, rank) in [(sender, 0), (listener, 2)] {

@@ -3,7 +3,7 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-use invar_core::comm::{Flush, FlushBuf, RecvBuf, Request, SendBuf};
+use invar_core::comm::{Flush, FlushBuf, RecvBuf, Request};
 use invar_core::conn::CommSettings;
 use invar_testkit::duo::{self, Buffer, Duo};
 use invar_verbs::VerbsNic;
@@ -67,13 +67,10 @@ impl Line {
     /// Passes `n` messages into one receive, between calls that find nothing to do.
     fn pass(&mut self, n: u32) {
         let Line { duo: Duo { send, recv, .. }, from, to } = self;
-        let message = SendBuf { addr: from.addr(0), len: LEN, lkey: from.lkey() };
+        let message = from.message(0, LEN);
         assert_eq!(send.isend(&message, 0), Ok(None));
-        let room = |tag| {
-            let addr = to.addr((tag * LEN) as usize);
-            RecvBuf { addr, len: LEN, tag, rkey: to.rkey() }
-        };
-        let rooms: [RecvBuf; 8] = std::array::from_fn(|tag| room(tag as u32));
+        let room = |tag: usize| to.room(tag * LEN as usize, LEN, tag as u32);
+        let rooms: [RecvBuf; 8] = std::array::from_fn(room);
         let received = recv.irecv(&rooms[..n as usize]).expect("irecv").expect("a request");
         assert_eq!(recv.test(&received), Ok(None));
         let mut sent: [Option<Request>; 8] = [const { None }; 8];
