@@ -103,6 +103,11 @@ impl Session {
         Some(Resume { id, secret: self.key(b"resume", b"")? })
     }
 
+    /// The session of the other direction of the connection, where each direction is made anew by itself.
+    pub(crate) fn way_back(&self) -> Session {
+        Session(self.key(b"way back", b""))
+    }
+
     /// Derives a key for queue pairs that have been replaced `attempt` times.
     pub(crate) fn qp_key(&self, label: &[u8], context: &[u8], attempt: u32) -> Option<Secret> {
         let key = self.key(label, context)?;

@@ -81,7 +81,7 @@ pub enum Error {
     },
     /// The peer closed its end of an established connection, or its host is gone.
     PeerClosed(StreamError),
-    /// The TCP connection beside the queue pairs was lost and could not be made anew.
+    /// A TCP connection, beside queue pairs or of the socket transport, was lost and could not be made anew.
     Line(LineError),
     /// The peer's end of the connection has failed.
     PeerFailed,

@@ -293,8 +293,9 @@ params! {
         unit: "ms";
     /// A connection whose queue pairs fail makes new ones, and sends again what has not arrived. The
     /// connection fails if this does not succeed within this time. 0: the first failure ends the
-    /// connection, as it does if the peer has 0, or on NCCL 2.14's wire. TCP connections, and each rank's
-    /// connection to the rendezvous, drop a silent host after this time. With 0 they wait 25 s.
+    /// connection, as it does if the peer has 0, or on NCCL 2.14's wire. A connection over TCP whose sockets
+    /// are lost goes on over new ones for as long. Each rank's connection to the rendezvous drops a silent
+    /// host after this time. With 0 TCP drops a silent host after 25 s.
     INVAR_RECOVERY_TIMEOUT_MS => recovery_timeout_ms: u32 = "60000", int(0, 86_400_000),
         unit: "ms";
     /// A connection replaces its queue pairs if nothing is acknowledged for this time and the peer says twice

@@ -20,6 +20,12 @@
 //! sender writes nothing else to control. Ends of older versions neither take nor send views: the hello says
 //! so.
 //!
+//! A socket that is lost goes on over a new TCP connection ([`ResumableSocket`]). The receiver acknowledges what it has
+//! read ([`AckFrame`] on control), and the sender keeps a message until then: short ones as copies, others in the
+//! caller's buffer. On a new socket each end says how far it has come, and the other one goes on there. The byte stream
+//! of each socket is then the same as if nothing had happened. On control, only the frames of buffers are
+//! sent again.
+//!
 //! Read the types in this order. [`Frame`] and [`SocketHello`] are the bytes. [`SocketConnector`] and
 //! [`PendingConnections`] gather the sockets of a connection at both ends. [`Sender`] and [`Receiver`]
 //! say which bytes belong where. No type sees payload: all types name ranges of the requests' buffers.
@@ -28,6 +34,7 @@ mod accept;
 mod connect;
 mod layout;
 mod recv;
+mod resumable;
 mod send;
 mod tag_queue;
 mod wire;
@@ -36,10 +43,11 @@ pub use accept::{PendingConnections, SocketRefused};
 pub use connect::{HandshakeSettings, Links, SocketConnector};
 pub use layout::{CHUNK_BYTES_MIN, Chunks, LANES_MAX, Layout, SocketChunk};
 pub use recv::{Posted, Receiver, RecvStep, Target};
+pub use resumable::{ResumableSocket, ResumeTimes, SocketNews};
 pub use send::{Outgoing, Sender};
 pub use wire::{
-    FRAME_BYTES, Frame, FrameKind, HELLO_BYTES, HelloError, SocketFrameError, SocketHello,
-    VIEW_FRAME_BYTES, ViewFrame,
+    AckFrame, FRAME_BYTES, Frame, FrameKind, HELLO_BYTES, HelloError, ResumeFrame,
+    SocketFrameError, SocketHello, VIEW_FRAME_BYTES, ViewFrame,
 };
 
 use crate::fifo::{DEPTH_MAX, RECVS_MAX};
@@ -49,6 +57,16 @@ pub const AHEAD_BYTES: u32 = 4 << 20;
 
 /// Maximum number of messages that a sender may send before it knows of their buffers.
 pub const AHEAD_MESSAGES: usize = 256;
+
+/// A message up to this length is copied where lost sockets are resumed, so that its send is done at once.
+pub const KEPT_BYTES: u32 = 4 << 10;
+
+/// A message up to this length is copied too, as long as all copies have at most [`COPIES_BYTES`]. The send of any other
+/// message is done when the receiver has read it. A copy takes less time than that.
+pub const COPIED_BYTES: u32 = 64 << 10;
+
+/// Number of bytes of the copies that a sender makes when sends start.
+pub const COPIES_BYTES: u32 = 1 << 20;
 
 /// Maximum number of posted buffers that no message has met.
 const BUFFERS_MAX: usize = DEPTH_MAX * RECVS_MAX;

@@ -3,6 +3,7 @@
 //! lands outside its buffer.
 #![no_main]
 
+use invar_core::auth::Session;
 use invar_core::conn::Stream;
 use invar_core::error::Error;
 use invar_core::socket::{
@@ -13,7 +14,7 @@ use invar_simulator::pipe::Pipe;
 use libfuzzer_sys::fuzz_target;
 
 fn settings() -> HandshakeSettings {
-    HandshakeSettings { device: "eth0".try_into().expect("short"), timeout_ns: 1 }
+    HandshakeSettings { device: "eth0".try_into().expect("short"), timeout_ns: 1, resumes: true }
 }
 
 fn connect<'a>(pieces: impl Iterator<Item = &'a [u8]>) {
@@ -40,7 +41,7 @@ fn accept<'a>(pieces: impl Iterator<Item = &'a [u8]>) {
     let mut theirs = Vec::new();
     for _ in 0..3 {
         let (here, there) = Pipe::pair();
-        pending.enter(here, 0);
+        pending.enter(here, Session::UNKNOWN_PEER, 0);
         theirs.push(there);
     }
     for (i, piece) in pieces.enumerate() {
@@ -54,7 +55,7 @@ fn accept<'a>(pieces: impl Iterator<Item = &'a [u8]>) {
 
 fn receive<'a>(lanes: u16, pieces: impl Iterator<Item = &'a [u8]>) {
     const ROOM: u32 = 1 << 17;
-    let mut receiver = Receiver::new(lanes);
+    let mut receiver = Receiver::new(lanes).resuming(true);
     let mut staged = Vec::new();
     let mut parked = [0; 256];
     for (i, piece) in (0..).zip(pieces) {
@@ -101,7 +102,7 @@ fuzz_target!(|data: &[u8]| {
         1 => accept(pieces),
         2 => receive(u16::from(lanes % 65), pieces),
         _ => {
-            let mut sender = Sender::new(0);
+            let mut sender = Sender::new(0).resuming(lanes & 1 != 0);
             for (tag, piece) in (0..).zip(pieces) {
                 let _ = sender.isend(100, tag % 3);
                 if let Err(error) = sender.take_control(piece) {

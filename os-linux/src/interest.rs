@@ -31,6 +31,8 @@ pub struct Interest {
 #[derive(Debug)]
 struct Known {
     fd: RawFd,
+    /// The number that tells the connection from others, or 0.
+    id: u64,
     flags: EventFlags,
     is_armed: bool,
 }
@@ -44,12 +46,17 @@ impl Interest {
 
     /// Arms a descriptor that can become readable.
     pub fn readable(&mut self, fd: impl AsFd) {
-        self.arm(fd.as_fd(), EventFlags::IN);
+        self.arm(fd.as_fd(), 0, EventFlags::IN);
+    }
+
+    /// Arms a descriptor that another connection may have used before. `id` tells the connections apart.
+    pub(crate) fn numbered(&mut self, fd: impl AsFd, id: u64, writes: bool) {
+        self.arm(fd.as_fd(), id, if writes { EventFlags::OUT } else { EventFlags::IN });
     }
 
     /// Arms a descriptor that can become writable.
     pub fn writable(&mut self, fd: impl AsFd) {
-        self.arm(fd.as_fd(), EventFlags::OUT);
+        self.arm(fd.as_fd(), 0, EventFlags::OUT);
     }
 
     /// Arms the descriptor of a connection that may end. If its end has woken the waiter already, the waiter must look
@@ -62,10 +69,10 @@ impl Interest {
         match self.tell_kernel(fd, flags, false) {
             Ok(()) => {
                 self.known.retain(|known| known.fd != raw);
-                self.known.push(Known { fd: raw, flags, is_armed: true });
+                self.known.push(Known { fd: raw, id: 0, flags, is_armed: true });
             }
             Err(Errno::EXIST) => match self.known.iter().find(|known| known.fd == raw) {
-                Some(known) if known.flags != flags => self.arm(fd, flags),
+                Some(known) if known.flags != flags => self.arm(fd, 0, flags),
                 Some(known) if !known.is_armed => self.blind(),
                 _ => {}
             },
@@ -115,18 +122,18 @@ impl Interest {
         !events.is_empty()
     }
 
-    fn arm(&mut self, fd: BorrowedFd<'_>, flags: EventFlags) {
+    fn arm(&mut self, fd: BorrowedFd<'_>, id: u64, flags: EventFlags) {
         let raw = fd.as_raw_fd();
         let known = self.known.iter().position(|known| known.fd == raw);
         if let Some(known) = known.map(|at| &self.known[at])
             && known.is_armed
-            && known.flags == flags
+            && (known.id, known.flags) == (id, flags)
         {
             return;
         }
         match self.tell_kernel(fd, flags, known.is_some()) {
             Ok(()) => {
-                let now = Known { fd: raw, flags, is_armed: true };
+                let now = Known { fd: raw, id, flags, is_armed: true };
                 match known {
                     Some(at) => self.known[at] = now,
                     None => self.known.push(now),

@@ -12,6 +12,7 @@ mod device;
 mod lane;
 mod pointer;
 mod recv;
+mod resume;
 mod send;
 
 pub use connect::{AcceptError, ConnectError, Connecting, Listener, SocketSettings};

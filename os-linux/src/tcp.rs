@@ -14,6 +14,7 @@ mod vectored;
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -97,7 +98,9 @@ impl AsFd for OobListener {
 /// A connection with a peer. Dropping it closes the connection.
 #[derive(Debug)]
 pub struct OobStream {
-    stream: NotInherited<TcpStream>,
+    stream: Arc<NotInherited<TcpStream>>,
+    /// Tells this connection from others, though the kernel gives descriptors again.
+    id: u64,
     /// Address of the peer, stored because the kernel knows it only while the connection exists.
     peer: SocketAddr,
     /// The first error of the connection, shared because the kernel reports it once, to one handle only.
@@ -131,14 +134,16 @@ impl OobStream {
 
     fn new(stream: TcpStream, peer: SocketAddr) -> Self {
         let (error, silence) = (Arc::default(), SILENCE_MAX);
-        let stream = NotInherited::new(stream);
-        OobStream { stream, peer, error, silence, door: None, renewal: None, retry: None }
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        let stream = Arc::new(NotInherited::new(stream));
+        OobStream { stream, id, peer, error, silence, door: None, renewal: None, retry: None }
     }
 
     /// Checks whether the call under way is answered. `ECONNREFUSED` is also the answer if nobody listened and the
     /// kernel connected the socket to itself, from the port that it called.
     fn poll_call(&mut self) -> Result<bool, StreamError> {
-        let mut fds = [PollFd::new(&self.stream, PollFlags::OUT)];
+        let mut fds = [PollFd::new(&*self.stream, PollFlags::OUT)];
         match poll(&mut fds, Some(&Timespec::default())) {
             Ok(0) | Err(rustix::io::Errno::INTR) => return Ok(false),
             Ok(_) => {}
@@ -175,24 +180,29 @@ impl OobStream {
 
     /// Bounds silence again after [`wait_for_reader`](Self::wait_for_reader).
     pub(crate) fn bound_silence(&self) -> io::Result<()> {
-        silence::bound(&self.stream, self.silence)
+        silence::bound(&*self.stream, self.silence)
     }
 
     /// Allows a peer any time to read, as long as its host answers. A host that vanishes during a transfer is
     /// then noticed by another connection, which has nothing to send.
     pub(crate) fn wait_for_reader(&self) -> io::Result<()> {
-        silence::bound_idle(&self.stream, self.silence)
+        silence::bound_idle(&*self.stream, self.silence)
     }
 
     /// Returns the reason why the peer's host is unreachable, if the kernel knows. The call reads
     /// nothing.
     pub(crate) fn unreachable(&self) -> Option<StreamError> {
-        let mut fds = [PollFd::new(&self.stream, PollFlags::empty())];
+        self.failure().filter(is_unreachable)
+    }
+
+    /// Returns the error that has ended the connection, if there is one. The call reads nothing.
+    pub(crate) fn failure(&self) -> Option<StreamError> {
+        let mut fds = [PollFd::new(&*self.stream, PollFlags::empty())];
         if matches!(poll(&mut fds, Some(&Timespec::default())), Ok(1)) {
             let error = self.stream.take_error().ok().flatten().map(os);
             error.inspect(|error| self.note(*error));
         }
-        self.error.get().copied().filter(is_unreachable)
+        self.error.get().copied()
     }
 
     fn note(&self, error: StreamError) {
@@ -207,8 +217,8 @@ impl OobStream {
     /// short message during its read. That takes longer than the read itself.
     pub(crate) fn acknowledge(&self) {
         // Both calls are only hints. After each pause in the traffic the kernel forgets the second one.
-        let _ = set_tcp_quickack(&self.stream, true);
-        let _ = set_tcp_quickack(&self.stream, false);
+        let _ = set_tcp_quickack(&*self.stream, true);
+        let _ = set_tcp_quickack(&*self.stream, false);
     }
 
     /// Returns the address of our end.
@@ -245,7 +255,13 @@ impl OobStream {
     /// Lets the close of this handle reset the connection: nothing that was sent arrives later, and the port is
     /// free at once.
     fn leave_nothing_behind(&self) -> io::Result<()> {
-        SockRef::from(&self.stream).set_linger(Some(Duration::ZERO))
+        SockRef::from(&*self.stream).set_linger(Some(Duration::ZERO))
+    }
+
+    /// Resets the connection, whoever else has a handle of it. The peer learns of it at once, if the network works.
+    pub(crate) fn reset(&self) {
+        // This fails only if the connection no longer exists.
+        let _ = rustix::net::connect_unspec(&*self.stream);
     }
 
     fn is_with_itself(&self) -> bool {
@@ -253,10 +269,18 @@ impl OobStream {
         matches!(ends, (Ok(ours), Ok(theirs)) if ours == theirs)
     }
 
+    /// Returns another handle of the connection with the same descriptor, which is closed after the last of them.
+    pub(crate) fn share(&self) -> Self {
+        let (stream, error) = (Arc::clone(&self.stream), Arc::clone(&self.error));
+        let OobStream { id, peer, silence, .. } = *self;
+        OobStream { stream, id, peer, error, silence, door: None, renewal: None, retry: None }
+    }
+
     /// Returns another handle of the connection, so that one thread can send while another receives.
     pub fn try_clone(&self) -> io::Result<Self> {
         let new = OobStream::new(self.stream.try_clone()?, self.peer);
-        Ok(OobStream { error: Arc::clone(&self.error), silence: self.silence, ..new })
+        let (error, door) = (Arc::clone(&self.error), self.door.clone());
+        Ok(OobStream { error, silence: self.silence, door, ..new })
     }
 }
 
@@ -318,8 +342,8 @@ impl Stream for OobStream {
     fn renew(&mut self) -> Result<bool, StreamError> {
         let Some(renewal) = &mut self.renewal else { return Err(StreamError::Closed) };
         let Some(new) = renewal.poll()? else { return Ok(false) };
-        let OobStream { stream, peer, error, .. } = new;
-        (self.stream, self.peer, self.error) = (stream, peer, error);
+        let OobStream { stream, id, peer, error, .. } = new;
+        (self.stream, self.id, self.peer, self.error) = (stream, id, peer, error);
         Ok(true)
     }
 

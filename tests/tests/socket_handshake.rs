@@ -1,6 +1,7 @@
 //! The sockets of a connection find each other in any order and in pieces of any size. Strangers are
 //! refused with a reason.
 
+use invar_core::auth::Session;
 use invar_core::conn::stage::Stage;
 use invar_core::conn::wire::TIME_BYTES;
 use invar_core::conn::{AwaitedStream, Stream, StreamError};
@@ -16,7 +17,7 @@ use proptest::prelude::*;
 const TIMEOUT_NS: u64 = 1000;
 
 fn settings(device: &str) -> HandshakeSettings {
-    HandshakeSettings { device: device.try_into().unwrap(), timeout_ns: TIMEOUT_NS }
+    HandshakeSettings { device: device.try_into().unwrap(), timeout_ns: TIMEOUT_NS, resumes: true }
 }
 
 /// The two ends of `sockets` pipes: this side's and the peer's.
@@ -37,14 +38,23 @@ fn pending() -> PendingConnections<Pipe> {
 fn caller(pending: &mut PendingConnections<Pipe>, said: &[u8]) -> Pipe {
     let (here, mut there) = Pipe::pair();
     assert_eq!(there.send(said), Ok(said.len()));
-    pending.enter(here, 0);
+    pending.enter(here, Session::UNKNOWN_PEER, 0);
     there
 }
 
 fn hello(index: u16, sockets: u16, session: u64) -> [u8; HELLO_BYTES] {
     let device = "eth0".try_into().unwrap();
-    SocketHello { index, sockets, session, device, shares_views: true, tells_time: false }
-        .to_bytes()
+    SocketHello {
+        index,
+        sockets,
+        session,
+        device,
+        shares_views: true,
+        tells_time: false,
+        resumes: false,
+        renewal_port: 0,
+    }
+    .to_bytes()
 }
 
 /// A connector whose peer may be anybody.
@@ -59,10 +69,10 @@ fn refused(pending: &mut PendingConnections<Pipe>, now_ns: u64) -> SocketRefused
 
 /// Checks that each socket of one end is the other end of the same socket at the peer.
 fn assert_joined(sender: &Links<Pipe>, receiver: &Links<Pipe>) {
-    assert!(sender.main.is_other_end_of(&receiver.main));
+    assert!(sender.main.stream().is_other_end_of(receiver.main.stream()));
     assert_eq!(sender.lanes.len(), receiver.lanes.len());
     let mut lanes = sender.lanes.iter().zip(&receiver.lanes);
-    assert!(lanes.all(|(from, to)| from.is_other_end_of(to)));
+    assert!(lanes.all(|(from, to)| from.stream().is_other_end_of(to.stream())));
 }
 
 proptest! {
@@ -82,7 +92,7 @@ proptest! {
         let mut numbered: Vec<(u64, Pipe)> =
             theirs.into_iter().enumerate().map(|(i, pipe)| (key(i), pipe)).collect();
         numbered.sort_by_key(|(key, _)| *key);
-        numbered.into_iter().for_each(|(_, pipe)| pending.enter(pipe, 0));
+        numbered.into_iter().for_each(|(_, pipe)| pending.enter(pipe, Session::UNKNOWN_PEER, 0));
         let (mut senders, mut receivers) = (vec![None, None], Vec::new());
         for _ in 0..(HELLO_BYTES + TIME_BYTES) * 2 + 4 {
             for (connector, links) in connectors.iter_mut().zip(&mut senders) {
@@ -97,7 +107,7 @@ proptest! {
             prop_assert_eq!(receiver.lanes.len(), lanes);
             prop_assert_eq!(receiver.ends.peer_device.as_str(), "eth0");
             let session = senders.iter().position(|links| links.as_ref().is_some_and(|links| {
-                links.control.is_other_end_of(&receiver.control)
+                links.control.stream().is_other_end_of(receiver.control.stream())
             }));
             let sender = senders[session.unwrap()].take().unwrap();
             prop_assert_eq!(sender.ends.peer_device.as_str(), "eth1");
@@ -115,7 +125,7 @@ proptest! {
         let mut pending = pending();
         let (ours, theirs) = pipes(2, piece_bytes);
         let mut connector = connector(ours, 7);
-        theirs.into_iter().for_each(|pipe| pending.enter(pipe, ahead_ns));
+        theirs.into_iter().for_each(|pipe| pending.enter(pipe, Session::UNKNOWN_PEER, ahead_ns));
         // Short pieces take many calls.
         for _ in 0..HELLO_BYTES {
             prop_assert!(connector.poll(100).unwrap().is_none());

@@ -1,6 +1,6 @@
 //! The socket protocol brings every message to its buffer, however short its writes and reads are.
 
-use invar_testkit::model::socket::{Op, World};
+use invar_testkit::model::socket::{Op, Plan, World};
 use proptest::prelude::*;
 
 /// Sends and receives of a few tags, and moves of bytes.
@@ -16,6 +16,8 @@ fn op() -> impl Strategy<Value = Op> {
         4 => prop_oneof![0u16..40, any::<u16>()].prop_map(Op::ReadMain),
         3 => any::<u8>().prop_map(Op::Control),
         3 => (any::<u8>(), 0u32..1 << 20).prop_map(|(lane, bytes)| Op::Lane(lane, bytes)),
+        1 => any::<u8>().prop_map(Op::Lose),
+        1 => Just(Op::Keep),
     ]
 }
 
@@ -26,29 +28,37 @@ proptest! {
     fn messages_meet_the_buffers_of_their_tag_over_one_socket(
         ops in prop::collection::vec(op(), 0..150),
     ) {
-        World::run(0, false, ops);
+        World::run(Plan::default(), ops);
     }
 
     #[test]
     fn long_messages_come_whole_over_any_number_of_lanes(
         lanes in 1u16..=64, ops in prop::collection::vec(op(), 0..80),
     ) {
-        World::run(lanes, false, ops);
+        World::run(Plan { lanes, ..Plan::default() }, ops);
+    }
+
+    #[test]
+    fn sockets_that_are_lost_lose_no_byte(
+        lanes in 0u16..=3, ops in prop::collection::vec(op(), 0..200),
+    ) {
+        World::run(Plan { lanes, mismatches: false, resumes: true }, ops);
     }
 
     #[test]
     fn a_message_too_long_for_its_buffer_is_noticed_by_both_sizes(
-        lanes in 0u16..=2, ops in prop::collection::vec(op(), 0..60),
+        lanes in 0u16..=2, resumes: bool, ops in prop::collection::vec(op(), 0..60),
     ) {
-        World::run(lanes, true, ops);
+        World::run(Plan { lanes, mismatches: true, resumes }, ops);
     }
 
     #[test]
     fn any_bytes_are_operations(
         lanes in 0u16..=2,
         mismatches: bool,
+        resumes: bool,
         bytes in prop::collection::vec(any::<[u8; Op::BYTES]>(), 0..60),
     ) {
-        World::run(lanes, mismatches, bytes.into_iter().map(Op::decode));
+        World::run(Plan { lanes, mismatches, resumes }, bytes.into_iter().map(Op::decode));
     }
 }

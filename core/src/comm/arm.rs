@@ -18,7 +18,7 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
     }
 
     pub(super) fn line(&self) -> Option<c_int> {
-        self.line.stream.descriptor().filter(|_| self.line.is_whole())
+        self.line.stream().descriptor().filter(|_| self.line.is_whole())
     }
 
     pub(super) fn rest(&self) -> Option<(c_int, u64)> {
@@ -27,7 +27,7 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
             && self.path.is_calm()
             && self.line.is_whole();
         let rest_ns = self.stalls.rest_ns().filter(|_| is_calm)?;
-        Some((self.line.stream.descriptor()?, rest_ns))
+        Some((self.line.stream().descriptor()?, rest_ns))
     }
 }
 

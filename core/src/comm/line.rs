@@ -1,12 +1,9 @@
-//! The line: the stream beside the queue pairs, which is made anew where it is lost.
+//! The line: the stream beside the queue pairs, which is made anew where it is lost
+//! ([`RenewableStream`]).
 //!
-//! The kernel gives a TCP connection up when the network is out for some time, though the peer lives. Then
-//! the end that called calls again ([`Stream::renew`]), and both ends send the messages again that the
-//! other may not have. The queue pairs need no line and go on meanwhile. Where the connection has several
-//! rails, the peer answers at the address of each: the rail that is lost may be the one that carried the line.
-//!
-//! Whether the peer lives: a peer that closes its end, or dies, ends the stream in order
-//! ([`StreamError::Closed`]), or its host refuses the next call. Both are errors at once.
+//! Both ends then send the messages again that the other may not have. The queue pairs need no line and go on
+//! meanwhile. Where the connection has several rails, the peer answers at the address of each: the rail that is
+//! lost may be the one that carried the line.
 
 use core::net::{IpAddr, SocketAddr};
 
@@ -14,75 +11,46 @@ use super::control::{Control, ControlReader, ControlWriter};
 use crate::auth::Session;
 use crate::conn::stage::Side;
 use crate::conn::wire::QpInfo;
-use crate::conn::{Stream, StreamError};
-use crate::error::{Error, LineError};
+use crate::conn::{RenewableStream, Stream, StreamNews};
+use crate::error::Error;
 use crate::nic::LinkLayer;
-
-/// Time for a connector to call again after somebody has reset the connection. A connector that lives and
-/// has a network learns of the reset at once.
-const RESET_NS: u64 = 2_000_000_000;
 
 /// The stream of a comm, with its messages.
 pub(super) struct Line<S> {
-    pub(super) stream: S,
-    side: Side,
-    /// Whether the stream can be made anew.
-    is_renewable: bool,
-    /// Whether this end calls the peer. Then the peer may have given up this stream for the new one.
-    is_calling: bool,
-    loss: Option<Loss>,
+    renewable: RenewableStream<S>,
     /// The number of the message that was awaited when the line was looked at last, and the time since then.
     heard: (u64, u64),
     reader: ControlReader,
     writer: ControlWriter,
 }
 
-/// A change of a line.
-pub(super) enum LineNews {
-    None,
-    /// The stream is lost.
-    Lost(StreamError),
-    /// The stream was made anew.
-    Renewed {
-        /// Whether the old one was lost.
-        was_lost: bool,
-    },
-}
-
-/// The loss of a stream.
-struct Loss {
-    error: StreamError,
-    /// The time at which the loss was seen.
-    since_ns: Option<u64>,
-}
-
 impl<S: Stream> Line<S> {
     /// A line over the stream of the handshake. If `peer_port` is given, both ends make the stream anew.
-    pub(super) fn new(
-        mut stream: S,
-        side: Side,
-        session: &Session,
-        peer_port: Option<u16>,
-    ) -> Self {
-        let is_renewable =
-            peer_port.is_some_and(|port| stream.prepare_renewal(side, session, port));
-        let (reader, writer) = (ControlReader::new(), ControlWriter::new());
+    pub(super) fn new(stream: S, side: Side, session: &Session, peer_port: Option<u16>) -> Self {
         Line {
-            stream,
-            side,
-            is_renewable,
-            is_calling: false,
-            loss: None,
+            renewable: RenewableStream::new(stream, side, session, peer_port),
             heard: (0, 0),
-            reader,
-            writer,
+            reader: ControlReader::new(),
+            writer: ControlWriter::new(),
         }
+    }
+
+    pub(super) fn stream(&self) -> &S {
+        &self.renewable.stream
+    }
+
+    pub(super) fn stream_mut(&mut self) -> &mut S {
+        &mut self.renewable.stream
+    }
+
+    pub(super) fn into_stream(self) -> S {
+        self.renewable.stream
     }
 
     /// Returns whether the peer's host has acknowledged all that was sent; see [`Stream::host_answers`]. A
     /// stream that is lost says nothing of the host: somebody on the way may drop TCP alone.
     pub(super) fn host_answers(&self) -> Option<bool> {
-        if self.loss.is_some() { None } else { self.stream.host_answers() }
+        if self.renewable.is_lost() { None } else { self.stream().host_answers() }
     }
 
     /// Sends a message, now or over the next stream. Returns `false` if there is no room, because the peer
@@ -95,21 +63,20 @@ impl<S: Stream> Line<S> {
 
     /// The times since the peer was heard of last, and since the stream was lost, if it is.
     pub(super) fn silence_ns(&self, now_ns: u64) -> (u64, Option<u64>) {
-        let lost_ns = self.loss.as_ref().map(|loss| loss.since_ns.unwrap_or(now_ns));
-        let since = |at_ns: u64| now_ns.saturating_sub(at_ns);
-        (since(self.heard.1), lost_ns.map(since))
+        (now_ns.saturating_sub(self.heard.1), self.renewable.lost_ns(now_ns))
     }
 
     /// Whether the stream is there, and the peer is not being called.
     pub(super) fn is_whole(&self) -> bool {
-        self.loss.is_none() && !self.is_calling
+        self.renewable.is_whole()
     }
 
     /// Returns the port at which this end answers calls at the address of a rail; 0 if it does not. `info` is of
     /// this end's queue pairs on the rail.
     pub(super) fn answer_on(&mut self, info: &QpInfo) -> u16 {
-        match address(info).filter(|_| self.is_renewable && self.side == Side::Acceptor) {
-            Some(own) => self.stream.answer_at(own),
+        let is_answering = self.renewable.is_renewable() && self.renewable.side() == Side::Acceptor;
+        match address(info).filter(|_| is_answering) {
+            Some(own) => self.stream_mut().answer_at(own),
             None => 0,
         }
     }
@@ -117,20 +84,20 @@ impl<S: Stream> Line<S> {
     /// Lets this end call the peer at the address of a rail. `info` is of the peer's queue pairs on the rail, and
     /// `port` comes from [`answer_on`](Self::answer_on).
     pub(super) fn call_on(&mut self, info: &QpInfo, port: u16) {
-        if let Some(peer) = address(info).filter(|_| port != 0 && self.side == Side::Connector) {
-            self.stream.call_at(SocketAddr::new(peer, port));
+        let is_calling = port != 0 && self.renewable.side() == Side::Connector;
+        if let Some(peer) = address(info).filter(|_| is_calling) {
+            self.stream_mut().call_at(SocketAddr::new(peer, port));
         }
     }
 
     /// Makes the stream anew no more, and refuses the next call of the peer.
     pub(super) fn end(&mut self) {
-        self.is_renewable = false;
-        self.stream.end_renewal();
+        self.renewable.end();
     }
 
     fn flush(&mut self) {
-        if self.loss.is_none() {
-            self.writer.flush(&mut self.stream);
+        if !self.renewable.is_lost() {
+            self.writer.flush(&mut self.renewable.stream);
         }
     }
 
@@ -142,89 +109,46 @@ impl<S: Stream> Line<S> {
     pub(super) fn recv(&mut self, qps: u16, budget: &mut u32) -> Result<Option<Control>, Error> {
         loop {
             self.flush();
-            if self.loss.is_some() {
+            if self.renewable.is_lost() {
                 return Ok(None);
             }
-            match self.reader.recv(&mut self.stream, qps, budget) {
+            match self.reader.recv(&mut self.renewable.stream, qps, budget) {
                 Ok(Some(message)) => {
                     self.writer.acknowledged(self.reader.heard())?;
                     return Ok(Some(message));
                 }
-                Err(Error::PeerClosed(error)) if self.is_renewable => self.lose(error)?,
+                Err(Error::PeerClosed(error)) => {
+                    if self.renewable.lose(error)? {
+                        self.renewed();
+                    }
+                }
                 ended => return ended,
             }
         }
     }
 
-    /// Handles the end of the stream.
-    fn lose(&mut self, error: StreamError) -> Result<(), Error> {
-        let is_in_order = error == StreamError::Closed && !self.is_calling;
-        if is_in_order {
-            // A connector closes its old stream after it has called again.
-            let is_new = self.side == Side::Acceptor && self.stream.renew() == Ok(true);
-            if !is_new {
-                return Err(Error::PeerClosed(error));
-            }
-            self.renewed();
-        } else {
-            self.loss = Some(Loss { error, since_ns: None });
-        }
-        Ok(())
-    }
-
-    /// Makes the stream anew if it is lost, or if `is_urgent`: the peer should have answered. The line may be
-    /// lost for `timeout_ns`.
-    ///
-    /// # Errors
-    /// [`Error::PeerClosed`] if the peer lives no more or has reset the stream, [`Error::Line`] if the time is
-    /// over.
+    /// Makes the stream anew; see [`RenewableStream::mend`].
     pub(super) fn mend(
         &mut self,
         now_ns: u64,
         is_urgent: bool,
         timeout_ns: u64,
-    ) -> Result<LineNews, Error> {
+    ) -> Result<StreamNews, Error> {
         if self.heard.0 != self.reader.next() || self.heard.1 == 0 {
             self.heard = (self.reader.next(), now_ns);
         }
-        let is_due = self.side == Side::Acceptor || self.loss.is_some() || self.is_calling;
-        if !self.is_renewable || !(is_due || is_urgent) {
-            return Ok(LineNews::None);
+        let news = self.renewable.mend(now_ns, is_urgent, timeout_ns)?;
+        if let StreamNews::Renewed { .. } = news {
+            self.heard.1 = now_ns;
+            self.renewed();
         }
-        match self.stream.renew() {
-            Ok(true) => {
-                self.heard.1 = now_ns;
-                let was_lost = self.loss.is_some();
-                self.renewed();
-                return Ok(LineNews::Renewed { was_lost });
-            }
-            Ok(false) => self.is_calling = self.side == Side::Connector,
-            Err(error) => return Err(Error::PeerClosed(error)),
-        }
-        let Some(Loss { error, since_ns }) = &mut self.loss else {
-            return Ok(LineNews::None);
-        };
-        let Some(since_ns) = *since_ns else {
-            *since_ns = Some(now_ns);
-            return Ok(LineNews::Lost(*error));
-        };
-        let lost_ns = now_ns.saturating_sub(since_ns);
-        let is_reset = error.is_reset() && self.side == Side::Acceptor;
-        if lost_ns < if is_reset { RESET_NS.min(timeout_ns) } else { timeout_ns } {
-            return Ok(LineNews::None);
-        }
-        if is_reset {
-            return Err(Error::PeerClosed(*error));
-        }
-        let lost_ms = (lost_ns / 1_000_000) as u32;
-        Err(Error::Line(LineError { error: *error, lost_ms, side: self.side }))
+        Ok(news)
     }
 
     /// Goes on over a new stream.
     fn renewed(&mut self) {
         self.reader.renewed();
         self.writer.renewed();
-        (self.is_calling, self.loss) = (false, None);
         self.flush();
     }
 }
@@ -242,6 +166,7 @@ mod tests {
     use core::net::SocketAddr;
 
     use super::*;
+    use crate::conn::StreamError;
 
     /// A stream that somebody on the way has cut, to a host that acknowledges nothing more.
     struct Cut;

@@ -2,10 +2,9 @@
 
 use super::base::{Base, Failed, Gate};
 use super::control::{CLOSED, Control, RecoveryReport};
-use super::line::LineNews;
 use super::recovery::RecoveryStage;
 use super::route::Route;
-use crate::conn::{CommSettings, Peer, RailSet, Stream};
+use crate::conn::{CommSettings, Peer, RailSet, Stream, StreamNews};
 use crate::error::{Error, RecoveryError, Suspicion};
 use crate::mutant::{Mutant, is_planted};
 use crate::nic::{Nic, NicError, Verb};
@@ -301,14 +300,14 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
     pub(super) fn mend_line(&mut self, now_ns: u64, is_urgent: bool) -> Result<(), Error> {
         let timeout_ns = self.verbs.settings.recovery_timeout_ns;
         match self.line.mend(now_ns, is_urgent, timeout_ns)? {
-            LineNews::None => {}
-            LineNews::Lost(error) => {
+            StreamNews::None => {}
+            StreamNews::Lost(error) => {
                 warn!("{}: {error}: the TCP connection will be made anew", self.ends);
             }
-            LineNews::Renewed { was_lost: true } => {
+            StreamNews::Renewed { was_lost: true } => {
                 warn!("{}: the TCP connection was made anew", self.ends);
             }
-            LineNews::Renewed { was_lost: false } => {
+            StreamNews::Renewed { was_lost: false } => {
                 info!("{}: the TCP connection was made anew", self.ends);
             }
         }

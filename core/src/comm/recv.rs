@@ -284,7 +284,7 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         let is_waiting = self.base.gate == Gate::Open && self.base.reqs.live() > 0;
         let [slots] = *self.base.reqs.at(0).value.slots.wrs();
         let Base { route: Arrivals { flushes, .. }, verbs, line, .. } = self.base;
-        Closing::new(flushes, verbs, line.stream, is_waiting.then_some(&slots))
+        Closing::new(flushes, verbs, line.into_stream(), is_waiting.then_some(&slots))
     }
 
     /// The number of receives and flushes that have started and were not yet tested as done.
@@ -414,7 +414,7 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
     pub(in crate::comm) fn exchange(&mut self) -> Result<bool, Error> {
         let Base { line, pending, .. } = &mut self.base;
         if let Some(exchange) = pending
-            && !is_ready(&mut line.stream, exchange)?
+            && !is_ready(line.stream_mut(), exchange)?
         {
             return Ok(false);
         }

@@ -425,7 +425,7 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
     /// Continues the exchange of connection data. Returns whether it is over.
     pub(in crate::comm) fn exchange(&mut self) -> Result<bool, Error> {
         let Base { line, verbs, ends, pending, .. } = &mut self.base;
-        let stream = &mut line.stream;
+        let stream = line.stream_mut();
         let Some(exchange) = pending else { return Ok(true) };
         if ends.peer_qpn == 0 && start_with_acceptor(stream, exchange, verbs, ends)?.is_none() {
             return Ok(false);

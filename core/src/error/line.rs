@@ -1,11 +1,11 @@
-//! The loss of the TCP connection beside the queue pairs.
+//! The loss of a TCP connection that is made anew.
 
 use core::fmt;
 
 use crate::conn::StreamError;
 use crate::conn::stage::Side;
 
-/// The TCP connection beside the queue pairs could not be made anew for as long as the settings allow.
+/// A TCP connection could not be made anew for as long as the settings allow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LineError {
     /// The reason for which the connection was lost.
@@ -20,7 +20,7 @@ impl fmt::Display for LineError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let LineError { error, lost_ms, side } = self;
         let seconds = f64::from(*lost_ms) / 1000.0;
-        write!(f, "the TCP connection beside the queue pairs was lost ({error}), and ")?;
+        write!(f, "a TCP connection was lost ({error}), and ")?;
         match side {
             Side::Connector => write!(f, "no call reached the peer's host in {seconds:.1} s")?,
             Side::Acceptor => write!(f, "the peer has not called again in {seconds:.1} s")?,

@@ -1,7 +1,9 @@
 //! The accepting end of connections. Sockets arrive in any order, for several connections at a time.
 
+use super::ResumableSocket;
 use super::connect::{HandshakeSettings, HelloReader, Links, SOCKETS_MAX};
 use super::wire::{HELLO_BYTES, HelloError, SocketHello};
+use crate::auth::Session;
 use crate::conn::stage::{Side, Stage};
 use crate::conn::wire::TIME_BYTES;
 use crate::conn::{AwaitedStream, Stream};
@@ -30,6 +32,7 @@ pub struct SocketRefused {
 #[derive(Debug)]
 struct PendingSocket<S> {
     stream: S,
+    session: Session,
     reader: HelloReader,
     hello: Option<SocketHello>,
     /// The acceptor has tried to read from this socket since it arrived.
@@ -64,9 +67,9 @@ impl<S: Stream> PendingConnections<S> {
         })
     }
 
-    /// Adds an accepted socket. If there is no room, the socket that has been silent for longest is
+    /// Adds an accepted socket, and the session in which its caller has proved itself. If there is no room, the socket that has been silent for longest is
     /// closed. If no socket has been silent, the new socket is closed.
-    pub fn enter(&mut self, stream: S, now_ns: u64) {
+    pub fn enter(&mut self, stream: S, session: Session, now_ns: u64) {
         if self.sockets.is_full()
             && let Some(at) = self.oldest_silent()
         {
@@ -77,6 +80,7 @@ impl<S: Stream> PendingConnections<S> {
         let reader = HelloReader::new();
         let socket = PendingSocket {
             stream,
+            session,
             reader,
             hello: None,
             was_heard: false,
@@ -187,8 +191,14 @@ impl<S: Stream> PendingConnections<S> {
             return Ok(None);
         }
         let Some(hello) = socket.hello.clone() else { return Ok(None) };
-        let answer = SocketHello { device: self.settings.device.clone(), ..hello };
+        let device = self.settings.device.clone();
         let socket = &mut self.sockets[at];
+        let mut answer = SocketHello { device, renewal_port: 0, ..hello };
+        answer.resumes &= self.settings.resumes && socket.stream.renewal_port() != 0;
+        if answer.resumes {
+            answer.renewal_port = socket.stream.renewal_port();
+        }
+        let port = answer.resumes.then_some(0);
         let time_ns = *socket.answered_ns.get_or_insert(now_ns);
         let mut bytes = [0; HELLO_BYTES + TIME_BYTES];
         bytes[..HELLO_BYTES].copy_from_slice(&answer.to_bytes());
@@ -201,23 +211,32 @@ impl<S: Stream> PendingConnections<S> {
         }
         let ends = self.ends(at);
         info!("{}: connected over {} sockets: {ends}", Side::Acceptor, hello.sockets);
-        Ok(self.take_out(hello.session, ends, hello.shares_views))
+        Ok(self.take_out(hello.session, ends, hello.shares_views, port))
     }
 
-    /// Takes the sockets of a complete connection.
-    fn take_out(&mut self, session: u64, ends: Ends, shares_views: bool) -> Option<Links<S>> {
-        let mut sockets = heapless::Vec::<(u16, S), SOCKETS_MAX>::new();
+    /// Takes the sockets of a complete connection. With a `port`, which an acceptor never calls, they are resumed.
+    fn take_out(
+        &mut self,
+        session: u64,
+        ends: Ends,
+        shares_views: bool,
+        port: Option<u16>,
+    ) -> Option<Links<S>> {
+        let mut sockets = heapless::Vec::<(u16, ResumableSocket<S>), SOCKETS_MAX>::new();
         let is_of = |socket: &PendingSocket<S>| {
             socket.hello.as_ref().filter(|h| h.session == session).is_some()
         };
         while let Some(at) = self.sockets.iter().position(is_of) {
             let socket = self.sockets.swap_remove(at);
-            let index = socket.hello.map_or(0, |hello| hello.index);
+            let index = socket.hello.as_ref().map_or(0, |hello| hello.index);
             // The push succeeds: there are at most as many sockets as indices, and all indices differ.
-            let _ = sockets.push((index, socket.stream));
+            let PendingSocket { stream, session, .. } = socket;
+            let _ =
+                sockets.push((index, ResumableSocket::new(stream, Side::Acceptor, session, port)));
         }
         sockets.sort_unstable_by_key(|(index, _)| *index);
-        Links::gather(sockets.into_iter().map(|(_, stream)| stream), ends, shares_views)
+        let sockets = sockets.into_iter().map(|(_, socket)| socket);
+        Links::gather(sockets, ends, shares_views, port.is_some())
     }
 
     /// Closes a socket and the other sockets of its connection.
@@ -229,7 +248,7 @@ impl<S: Stream> PendingConnections<S> {
         let is_doubtful =
             matches!(error, Error::Hello(HelloError::Index(_) | HelloError::Sockets(_)));
         if let Some(hello) = socket.hello.filter(|_| !is_doubtful) {
-            drop(self.take_out(hello.session, Ends::default(), false));
+            drop(self.take_out(hello.session, Ends::default(), false, None));
         }
         warn!("{}: {}", Side::Acceptor, ends.report(error));
         SocketRefused { error, ends }
@@ -311,8 +330,16 @@ mod tests {
 
     fn rank(session: u64, index: u16) -> Caller {
         let device = DeviceName::default();
-        let (shares_views, tells_time) = (true, true);
-        let hello = SocketHello { index, sockets: 2, session, device, shares_views, tells_time };
+        let hello = SocketHello {
+            index,
+            sockets: 2,
+            session,
+            device,
+            shares_views: true,
+            tells_time: true,
+            resumes: false,
+            renewal_port: 0,
+        };
         Caller(heapless::Vec::from_slice(&hello.to_bytes()).unwrap())
     }
 
@@ -320,6 +347,7 @@ mod tests {
         PendingConnections::new(HandshakeSettings {
             device: DeviceName::default(),
             timeout_ns: 1_000_000,
+            resumes: false,
         })
     }
 
@@ -327,18 +355,18 @@ mod tests {
     fn where_strangers_have_all_places_the_oldest_gives_way() {
         let mut pending = pending();
         // A socket that arrives before all others, and whose connection is not complete yet.
-        pending.enter(rank(1, 0), 0);
+        pending.enter(rank(1, 0), Session::UNKNOWN_PEER, 0);
         for now_ns in 1..PENDING_MAX as u64 {
-            pending.enter(stranger(), now_ns);
+            pending.enter(stranger(), Session::UNKNOWN_PEER, now_ns);
         }
         assert!(!pending.has_room(), "nobody has been listened to");
         assert!(matches!(pending.poll(300), Ok(None)));
         for index in 0..2 {
             assert!(pending.has_room());
-            pending.enter(rank(2, index), 300);
+            pending.enter(rank(2, index), Session::UNKNOWN_PEER, 300);
         }
         assert!(matches!(pending.poll(300), Ok(Some(_))), "both sockets are there");
-        pending.enter(rank(1, 1), 300);
+        pending.enter(rank(1, 1), Session::UNKNOWN_PEER, 300);
         assert!(matches!(pending.poll(300), Ok(Some(_))), "who said hello has kept its place");
         let left: heapless::Vec<u64, PENDING_MAX> =
             pending.sockets.iter().map(|socket| socket.deadline_ns - 1_000_000).collect();
@@ -349,11 +377,11 @@ mod tests {
     fn who_has_said_hello_gives_way_to_nobody() {
         let mut pending = pending();
         for session in 0..PENDING_MAX as u64 {
-            pending.enter(rank(session, 0), 0);
+            pending.enter(rank(session, 0), Session::UNKNOWN_PEER, 0);
         }
         assert!(matches!(pending.poll(1), Ok(None)));
         assert!(!pending.has_room());
-        pending.enter(stranger(), 1);
+        pending.enter(stranger(), Session::UNKNOWN_PEER, 1);
         assert!(pending.sockets.iter().all(|socket| socket.hello.is_some()));
     }
 }

@@ -1,8 +1,8 @@
 //! The connecting end: proves itself and says hello on every socket, then awaits one answer.
 
-use super::LANES_MAX;
 use super::wire::{HELLO_BYTES, HelloError, SocketHello};
-use crate::auth::Calling;
+use super::{LANES_MAX, ResumableSocket};
+use crate::auth::{Calling, Session};
 use crate::conn::stage::{Side, Stage};
 use crate::conn::wire::{DeviceName, TIME_BYTES};
 use crate::conn::{AwaitedStream, Stream};
@@ -19,21 +19,25 @@ pub struct HandshakeSettings {
     pub device: DeviceName,
     /// Time limit for a connect or an accept.
     pub timeout_ns: u64,
+    /// Whether lost sockets go on over new connections, if the peer does so too.
+    pub resumes: bool,
 }
 
 /// The sockets of an open connection.
 #[derive(Debug)]
 pub struct Links<S> {
     /// Carries frames from the receiver to the sender, and views in both directions.
-    pub control: S,
+    pub control: ResumableSocket<S>,
     /// Carries frames and short payload from the sender to the receiver, in order.
-    pub main: S,
+    pub main: ResumableSocket<S>,
     /// Carry chunks of long messages from the sender to the receiver.
-    pub lanes: heapless::Vec<S, LANES_MAX>,
+    pub lanes: heapless::Vec<ResumableSocket<S>, LANES_MAX>,
     /// Device and address of both ends.
     pub ends: Ends,
     /// Whether both ends exchange views over control.
     pub shares_views: bool,
+    /// Whether lost sockets go on over new connections. The receiver then acknowledges.
+    pub resumes: bool,
 }
 
 /// A connection that is being opened. Call [`SocketConnector::poll`] until it returns the sender's [`Links`]
@@ -43,6 +47,7 @@ pub struct SocketConnector<S> {
     /// Sockets in the order of their numbers. The list is empty after a success or a failure.
     sockets: heapless::Vec<Outbound<S>, SOCKETS_MAX>,
     session: u64,
+    resumes: bool,
     stage: Stage,
     answer: HelloReader,
     /// Time at which all hellos were sent.
@@ -57,6 +62,8 @@ pub struct SocketConnector<S> {
 struct Outbound<S> {
     stream: S,
     calling: Option<Calling>,
+    /// The session in which both ends have proved themselves.
+    session: Session,
     stage: Stage,
     sent: usize,
 }
@@ -72,7 +79,9 @@ impl<S: Stream> SocketConnector<S> {
         now_ns: u64,
     ) -> Self {
         let stage = Stage::Connect;
-        let outbound = |(stream, calling)| Outbound { stream, calling, stage, sent: 0 };
+        let session_of = Session::UNKNOWN_PEER;
+        let outbound =
+            |(stream, calling)| Outbound { stream, calling, session: session_of, stage, sent: 0 };
         let sockets: heapless::Vec<_, SOCKETS_MAX> =
             sockets.into_iter().take(SOCKETS_MAX).map(outbound).collect();
         let peer = sockets.first().and_then(|control| control.stream.peer_addr());
@@ -81,6 +90,7 @@ impl<S: Stream> SocketConnector<S> {
             failed: (sockets.len() < 2).then_some(few),
             sockets,
             session,
+            resumes: settings.resumes,
             stage: Stage::Connect,
             answer: HelloReader::new(),
             deadline_ns: now_ns.saturating_add(settings.timeout_ns),
@@ -143,9 +153,16 @@ impl<S: Stream> SocketConnector<S> {
         let sockets = self.sockets.len() as u16;
         for (index, socket) in (0..).zip(&mut self.sockets) {
             let device = self.ends.device.clone();
-            let session = self.session;
-            let (shares_views, tells_time) = (true, true);
-            let hello = SocketHello { index, sockets, session, device, shares_views, tells_time };
+            let hello = SocketHello {
+                index,
+                sockets,
+                session: self.session,
+                device,
+                shares_views: true,
+                tells_time: true,
+                resumes: self.resumes,
+                renewal_port: 0,
+            };
             are_sent &= socket.say(&hello)?;
         }
         let Some(control) = self.sockets.first_mut() else { return Ok(None) };
@@ -174,8 +191,13 @@ impl<S: Stream> SocketConnector<S> {
         self.ends.peer_device = hello.device;
         self.stage = Stage::Connected;
         info!("{}: connected over {sockets} sockets: {}", Side::Connector, self.ends);
-        let streams = core::mem::take(&mut self.sockets).into_iter().map(|socket| socket.stream);
-        Ok(Links::gather(streams, self.ends.clone(), hello.shares_views))
+        let resumes = self.resumes && hello.resumes;
+        let port = resumes.then_some(hello.renewal_port);
+        let sockets = core::mem::take(&mut self.sockets).into_iter().map(|socket| {
+            ResumableSocket::new(socket.stream, Side::Connector, socket.session, port)
+        });
+        let (ends, shares_views) = (self.ends.clone(), hello.shares_views);
+        Ok(Links::gather(sockets, ends, shares_views, resumes))
     }
 }
 
@@ -205,7 +227,9 @@ impl<S: Stream> Outbound<S> {
     /// Makes progress and returns whether both ends have proved themselves, or need no proof.
     fn is_proved(&mut self) -> Result<bool, Error> {
         let Some(calling) = &mut self.calling else { return Ok(true) };
-        calling.poll(&mut self.stream).map(|session| session.is_some()).map_err(Error::Auth)
+        let session = calling.poll(&mut self.stream).map_err(Error::Auth)?;
+        self.session = session.unwrap_or(self.session);
+        Ok(session.is_some())
     }
 }
 
@@ -213,12 +237,14 @@ impl<S> Links<S> {
     /// Builds the links from the sockets in the order of their numbers. `None` means that control or
     /// main is missing.
     pub(super) fn gather(
-        mut streams: impl Iterator<Item = S>,
+        mut sockets: impl Iterator<Item = ResumableSocket<S>>,
         ends: Ends,
         shares_views: bool,
+        resumes: bool,
     ) -> Option<Self> {
-        let (control, main) = (streams.next()?, streams.next()?);
-        Some(Links { control, main, lanes: streams.take(LANES_MAX).collect(), ends, shares_views })
+        let (control, main) = (sockets.next()?, sockets.next()?);
+        let lanes = sockets.take(LANES_MAX).collect();
+        Some(Links { control, main, lanes, ends, shares_views, resumes })
     }
 }
 

@@ -1,7 +1,9 @@
 //! The receiving end of a connection (`net_socket.cc ncclNetSocketIrecv`, `ncclNetSocketTest`).
 
+mod acks;
 mod parked;
 mod status;
+mod told;
 
 use core::ops::Range;
 
@@ -15,7 +17,9 @@ use crate::comm::Request;
 use crate::error::Error;
 use crate::fifo::{DEPTH_MAX, RECVS_MAX};
 use crate::request::RequestRing;
+use acks::Acks;
 use parked::Parked;
+use told::Told;
 
 /// A quarter of the limits on what a sender may send ahead. When the unannounced buffers reach one of
 /// these limits, the receiver announces them at once, so the sender never has to stop. The receiver
@@ -138,7 +142,9 @@ pub struct Receiver {
     /// One of the buffers in `news` may be for a message too long to be sent ahead. Its sender waits
     /// for the news.
     news_awaited: bool,
-    news_seq: u32,
+    /// Buffers that the sender was told of, as far as it may not know them.
+    told: Told,
+    acks: Acks,
     idle_looks: u32,
     main: Main,
     /// Number of bytes of the arriving message for which its buffer has no room.
@@ -163,7 +169,8 @@ impl Receiver {
             parked: Parked::new(),
             news: Deque::new(),
             news_awaited: false,
-            news_seq: 0,
+            told: Told::new(),
+            acks: Acks::new(),
             idle_looks: 0,
             main: Main::Frame,
             excess: 0,
@@ -245,7 +252,7 @@ impl Receiver {
         if let Some((place, (index, member))) = self.parked.leave() {
             let to = Target::Buffer { index, member };
             let len = self.reqs.at(index.into()).value.sizes[usize::from(member)];
-            self.arrived(to);
+            self.book(to);
             return Ok(Some(RecvStep::Unpark { place, to, len }));
         }
         loop {
@@ -264,7 +271,7 @@ impl Receiver {
                 }
                 Main::Message { to, len: 0 } => {
                     self.main = self.behind_payload();
-                    self.arrived(to);
+                    self.arrived(to, self.last_len);
                 }
                 Main::Message { to, len } => self.main = Main::Payload { to, offset: 0, len },
                 Main::Payload { .. } if staged.is_empty() => return Ok(None),
@@ -276,6 +283,7 @@ impl Receiver {
                 Main::Excess(len) => {
                     let skipped = staged.len().min(len as usize);
                     self.main = Main::Excess(len - skipped as u32);
+                    self.acks.is_awaited_for(self.last_len);
                     return Ok(Some(RecvStep::Skip(skipped)));
                 }
             }
@@ -298,7 +306,7 @@ impl Receiver {
             self.main = Main::Payload { to, offset: offset + bytes, len: len - bytes };
         } else {
             self.main = self.behind_payload();
-            self.arrived(to);
+            self.arrived(to, self.last_len);
         }
     }
 
@@ -325,12 +333,13 @@ impl Receiver {
         let Some(left) = self.chunks(to) else { return };
         *left = left.saturating_sub(1);
         if *left == 0 {
-            self.arrived(to);
+            self.arrived(to, u32::MAX);
         }
     }
 
     /// Notes a look at main that found nothing.
     pub fn idle(&mut self) {
+        self.acks.idle();
         self.idle_looks = self.idle_looks.saturating_add(1);
     }
 
@@ -348,15 +357,15 @@ impl Receiver {
             || bytes_ahead >= NEWS_BYTES
             || self.idle_looks >= IDLE_LOOKS
             || self.news_awaited
+            || self.told.has_untold()
             || self.end.is_some();
         if !is_time {
             return 0;
         }
         let mut filled = 0;
         for to in frames.as_chunks_mut().0 {
-            let Some(Posted { len, tag }) = self.news.pop_front() else { break };
-            *to = Frame { kind: FrameKind::Buffer, seq: self.news_seq, len, tag }.to_bytes();
-            self.news_seq = self.news_seq.wrapping_add(1);
+            let Some(frame) = self.told.next(&mut self.news) else { break };
+            *to = frame.to_bytes();
             filled += FRAME_BYTES;
         }
         if self.news.is_empty() {
@@ -457,8 +466,15 @@ impl Receiver {
         }
     }
 
-    /// Notes that the whole message is at its destination.
-    fn arrived(&mut self, to: Target) {
+    /// Notes that a whole message is at its destination. Its sender has sent `len` bytes, or more if `len` is above any
+    /// copied message.
+    fn arrived(&mut self, to: Target, len: u32) {
+        self.acks.arrived(len);
+        self.book(to);
+    }
+
+    /// Counts a message at its destination.
+    fn book(&mut self, to: Target) {
         match to {
             Target::Buffer { index, .. } => {
                 self.filled += 1;

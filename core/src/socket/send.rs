@@ -1,22 +1,31 @@
 //! The sending end of a connection (`net_socket.cc ncclNetSocketIsend`, `ncclNetSocketTest`).
 
+mod resume;
+
 use core::ops::Range;
 
 use super::layout::is_long;
 use super::tag_queue::TagQueue;
-use super::wire::{FRAME_BYTES, Frame, FrameKind, SocketFrameError, VIEW_FRAME_BYTES, ViewFrame};
+use super::wire::{
+    AckFrame, FRAME_BYTES, Frame, FrameKind, SocketFrameError, VIEW_FRAME_BYTES, ViewFrame,
+};
 use super::{AHEAD_BYTES, AHEAD_MESSAGES, BUFFERS_MAX, Chunks};
 use crate::comm::Request;
 use crate::error::Error;
 use crate::fifo::DEPTH_MAX;
 use crate::request::RequestRing;
 use crate::stall::Counts;
+use resume::Resumption;
 
 /// State of a send that the request itself does not hold.
 #[derive(Clone, Copy, Debug, Default)]
 struct Sending {
     len: u32,
     tag: u32,
+    /// The message is copied, so its send is done before the receiver has read it.
+    is_kept: bool,
+    /// The copy was made after the message had been written.
+    is_late: bool,
 }
 
 /// Says which bytes to write to the main socket next, and tracks each send until it is done.
@@ -35,9 +44,10 @@ pub struct Sender {
     lanes: u16,
     next_lane: u16,
     /// Number of messages accepted (`queued`), and number of messages whose main part is written
-    /// (`written`).
+    /// (`written`), on the connection that main has now.
     queued: u64,
     written: u64,
+    resumption: Resumption,
     /// Number of bytes written of the next message, its frame included.
     partial: u64,
     /// A frame of the peer that has partly arrived, and in `frame_seq` the sequence number that it
@@ -83,6 +93,7 @@ impl Sender {
             next_lane: 0,
             queued: 0,
             written: 0,
+            resumption: Resumption::new(),
             partial: 0,
             frame: heapless::Vec::new(),
             frame_seq: 0,
@@ -96,6 +107,13 @@ impl Sender {
     #[must_use]
     pub fn truncating(mut self, on: bool) -> Self {
         self.truncates = on;
+        self
+    }
+
+    /// Sets whether main and lanes go on over new connections once they are lost. If so, the receiver acknowledges.
+    #[must_use]
+    pub fn resuming(mut self, on: bool) -> Self {
+        self.resumption.is_on = on;
         self
     }
 
@@ -122,12 +140,12 @@ impl Sender {
             }
             _ => len,
         };
-        if room.is_none() && !self.may_go_ahead(len) {
+        if room.is_none() && !self.may_go_ahead(len) || !self.has_place() {
             return Ok(None);
         }
         let Some((request, entry)) = self.reqs.next_free() else { return Ok(None) };
         let chunks = Chunks::new(len, self.lanes, self.next_lane);
-        entry.value = Sending { len, tag };
+        entry.value = Sending { len, tag, is_kept: self.resumption.keep(len), is_late: false };
         // The request waits for its part of main, and for each chunk.
         entry.arm(request.raw(), 1 + chunks.left());
         self.reqs.advance();
@@ -150,8 +168,12 @@ impl Sender {
     }
 
     /// Returns whether to read the control socket before sending this message. The answer is yes if no
-    /// buffer is known for the message, and it may not go ahead or half of the limit is used.
+    /// buffer is known for the message, and it may not go ahead or half of the limit is used. The answer is also
+    /// yes if half of all messages wait for an acknowledge.
     pub fn wants_news(&self, len: u32, tag: u32) -> bool {
+        if self.unacknowledged() >= DEPTH_MAX as u64 / 2 {
+            return true;
+        }
         let is_half_way =
             self.ahead.room() <= AHEAD_MESSAGES / 2 || self.ahead_bytes > AHEAD_BYTES / 2;
         (is_half_way || !self.may_go_ahead(len)) && self.buffers.peek(tag).is_none()
@@ -175,7 +197,7 @@ impl Sender {
         Err(self.end.filter(|_| is_cut_short).unwrap_or(Error::UnknownRequest(token)))
     }
 
-    /// Returns whether the sockets have taken all bytes of a send that is not yet tested as done.
+    /// Returns whether a send is done, and not yet tested.
     pub fn is_done(&mut self, request: &Request) -> bool {
         self.reqs.at(request.raw()).is_done(request.raw())
     }
@@ -193,7 +215,7 @@ impl Sender {
         let kind = if self.truncates { FrameKind::MessageToFit } else { FrameKind::Message };
         let reqs = &mut self.reqs;
         numbers.map(move |seq| {
-            let Sending { len, tag } = reqs.at(seq).value;
+            let Sending { len, tag, .. } = reqs.at(seq).value;
             let frame = Frame { kind, seq, len, tag }.to_bytes();
             let begun = core::mem::take(&mut partial);
             let frame_begun = begun.min(FRAME_BYTES as u64);
@@ -216,6 +238,7 @@ impl Sender {
     /// Notes that this many bytes of [`Sender::outgoing`] were written.
     pub fn wrote(&mut self, bytes: usize) {
         self.partial += bytes as u64;
+        self.resumption.wrote(bytes);
         while self.queued != self.written {
             let entry = self.reqs.at(self.written as u32);
             let whole = FRAME_BYTES as u64 + u64::from(on_main(entry.value.len, self.lanes));
@@ -223,12 +246,15 @@ impl Sender {
                 break;
             }
             self.partial -= whole;
-            entry.book();
+            if self.resumption.is_done_by(self.written, entry.value.is_kept) {
+                entry.book();
+            }
             self.written += 1;
         }
     }
 
-    /// Notes that a chunk was written to its lane, for the message with this [`Request::index`].
+    /// Notes that a chunk was written to its lane, for the message with this [`Request::index`]. If lanes are resumed,
+    /// the receiver must have read the chunk.
     pub fn chunk_done(&mut self, index: usize) {
         self.reqs.at(index as u32).book();
     }
@@ -261,6 +287,11 @@ impl Sender {
             return Ok(());
         }
         let Some(frame) = self.frame.first_chunk() else { return Ok(()) };
+        if AckFrame::is_begun(frame) && self.resumption.is_on {
+            let ack = AckFrame::parse(frame);
+            self.frame.clear();
+            return self.take_ack(ack);
+        }
         let buffer = Frame::parse(frame, FrameKind::Buffer, self.frame_seq);
         self.frame.clear();
         self.frame_seq = self.frame_seq.wrapping_add(1);

@@ -85,7 +85,7 @@ pub(super) const OF_CONNECTIONS: &[Metric<Record>] = &[
         Value::Gauge(if of.view.is_waiting { f64::from(of.view.still_ms) / 1e3 } else { 0.0 })
     }),
     metric("stalls", "", "Stalls that were reported", |of| Value::Count(of.numbers.stalls)),
-    metric("recoveries", "", "Times that a connection made new queue pairs", |of| {
+    metric("recoveries", "", "Times that a connection made new queue pairs or sockets", |of| {
         Value::Count(of.numbers.recoveries)
     }),
     metric("failovers", "", "Times that a rail carried data and then carried none", |of| {

@@ -49,8 +49,8 @@ impl OverTcp {
     fn settings(&self, settings: conn::CommSettings) -> SocketSettings {
         let (layout, congestion) = (self.layout, self.congestion.clone());
         let conn::CommSettings { timeout_ns, key, truncate, .. } = settings;
-        let silence = tcp_silence(&settings);
-        SocketSettings { layout, timeout_ns, silence, congestion, key, truncate }
+        let (silence, resumes) = (tcp_silence(&settings), settings.recovery_timeout_ns > 0);
+        SocketSettings { layout, timeout_ns, silence, resumes, congestion, key, truncate }
     }
 }
 

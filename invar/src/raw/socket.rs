@@ -28,6 +28,10 @@ impl CommHooks for SendComm {
         checked
     }
 
+    fn is_recovering(&self) -> bool {
+        SendComm::is_recovering(self)
+    }
+
     fn rest(&self) -> Option<(RawFd, u64)> {
         SendComm::rest(self)
     }
@@ -54,6 +58,10 @@ impl CommHooks for RecvComm {
     fn check_peer(&mut self, now_ns: u64) -> Result<(), CoreError> {
         self.look_for_stall(now_ns);
         RecvComm::check_peer(self)
+    }
+
+    fn is_recovering(&self) -> bool {
+        RecvComm::is_recovering(self)
     }
 
     fn rest(&self) -> Option<(RawFd, u64)> {

@@ -311,9 +311,9 @@ impl Settings {
         self.with("INVAR_CONNECT_TIMEOUT_MS", milliseconds(timeout))
     }
 
-    /// Sets for how long a connection whose queue pairs fail tries to make new ones, in whole milliseconds
-    /// (`INVAR_RECOVERY_TIMEOUT_MS`). With zero the first failure ends the connection. TCP
-    /// connections drop a silent host after this time. With zero they wait 25 s.
+    /// Sets for how long a connection whose queue pairs or sockets fail tries to make new ones, in whole milliseconds
+    /// (`INVAR_RECOVERY_TIMEOUT_MS`). With zero the first failure ends the connection, and TCP drops a silent host
+    /// after 25 s.
     pub fn recovery_timeout(self, timeout: Duration) -> Self {
         self.with("INVAR_RECOVERY_TIMEOUT_MS", timeout.as_nanos().div_ceil(1_000_000))
     }

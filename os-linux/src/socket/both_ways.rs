@@ -3,7 +3,7 @@
 use std::io;
 
 use invar_core::error::Ends;
-use invar_core::socket::Links;
+use invar_core::socket::{Links, ResumableSocket};
 
 use super::recv::{Inbound, RecvComm};
 use super::send::SendComm;
@@ -19,9 +19,10 @@ impl SendComm {
     /// first have received everything.
     pub fn way_back(&mut self) -> io::Result<RecvComm> {
         self.goes_both_ways();
-        let (lanes, threads) = self.lanes.streams();
-        let links = cloned(&self.control, &self.main, lanes, &self.ends)?;
-        let mut comm = RecvComm::new(links, threads);
+        let (lanes, threads) = self.lanes.sockets();
+        let links =
+            cloned(&self.control, &self.main, lanes, &self.ends, self.resumption.is_some())?;
+        let mut comm = RecvComm::new(links, threads, self.resumption.clone());
         comm.goes_both_ways();
         Ok(comm)
     }
@@ -38,10 +39,11 @@ impl RecvComm {
         let Some(Inbound { lanes, main, .. }) = &self.links else {
             return Err(io::ErrorKind::NotConnected.into());
         };
-        let (lanes, threads) = lanes.streams();
-        let links = cloned(&self.control, main, lanes, &self.ends)?;
+        let (lanes, threads) = lanes.sockets();
+        let resumes = self.resumption.is_some();
+        let links = cloned(&self.control, main, lanes, &self.ends, resumes)?;
         // Both ends agree on the lengths of messages in this direction, so none is cut.
-        Ok(SendComm::new(links, threads, false))
+        Ok(SendComm::new(links, threads, false, self.resumption.clone()))
     }
 }
 
@@ -53,18 +55,28 @@ impl RecvComm {
 /// silent peer. Control carries few frames, because a sender reads its peer's frames at the latest when
 /// [`AHEAD_MESSAGES`](invar_core::socket::AHEAD_MESSAGES) are ahead. So the buffers of a peer that does
 /// not read still accept these frames, and the peer's host acknowledges them.
+///
+/// A socket that is lost later goes on over two connections, one for each direction.
 fn cloned<'a>(
-    control: &OobStream,
-    main: &OobStream,
-    lanes: impl Iterator<Item = &'a OobStream>,
+    control: &ResumableSocket<OobStream>,
+    main: &ResumableSocket<OobStream>,
+    lanes: impl Iterator<Item = &'a ResumableSocket<OobStream>>,
     ends: &Ends,
+    resumes: bool,
 ) -> io::Result<Links<OobStream>> {
-    control.bound_silence()?;
+    if !control.is_up() || !main.is_up() {
+        return Err(io::ErrorKind::NotConnected.into());
+    }
+    control.stream().bound_silence()?;
+    let way_back = |socket: &ResumableSocket<OobStream>| {
+        Ok::<_, io::Error>(socket.way_back(socket.stream().try_clone()?))
+    };
     Ok(Links {
-        control: control.try_clone()?,
-        main: main.try_clone()?,
-        lanes: lanes.map(OobStream::try_clone).collect::<io::Result<_>>()?,
+        control: way_back(control)?,
+        main: way_back(main)?,
+        lanes: lanes.map(way_back).collect::<io::Result<_>>()?,
         ends: ends.clone(),
         shares_views: false,
+        resumes,
     })
 }

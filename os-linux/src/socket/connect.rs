@@ -5,11 +5,15 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use invar_core::auth::{Calling, Secret, Service};
+use invar_core::conn::stage::Stage;
 use invar_core::conn::{Handle, HandleError, StreamError, Wire};
 use invar_core::error::{Error, Report};
 use invar_core::param::PortRange;
-use invar_core::socket::{self, Layout, PendingConnections, SocketConnector, SocketRefused};
+use invar_core::socket::{
+    self, Layout, Links, PendingConnections, ResumeTimes, SocketConnector, SocketRefused,
+};
 
+use super::resume::Resumption;
 use super::{RecvComm, SendComm, SocketDevice};
 use crate::interest::Interest;
 use crate::random::random;
@@ -22,8 +26,11 @@ pub struct SocketSettings {
     pub layout: Layout,
     /// Maximum time for connect or accept.
     pub timeout_ns: u64,
-    /// Time after which this end gives up a silent host.
+    /// Time after which this end gives up a silent host. If lost sockets go on over new connections, the kernel gives up
+    /// a socket after half of it.
     pub silence: Duration,
+    /// Whether lost sockets go on over new connections, if the peer does so too.
+    pub resumes: bool,
     /// Congestion control of the sockets, for bytes that this end sends.
     pub congestion: Congestion,
     /// A key that both ends share in addition to the handle.
@@ -42,6 +49,7 @@ pub struct Listener {
     callers: AuthListener,
     handle: Handle,
     pending: Box<PendingConnections<OobStream>>,
+    ports: PortRange,
     settings: SocketSettings,
 }
 
@@ -77,18 +85,38 @@ pub enum ConnectError {
 #[derive(Debug)]
 pub struct Connecting {
     connector: Box<SocketConnector<OobStream>>,
-    threads: u16,
-    truncate: bool,
+    settings: SocketSettings,
 }
 
 impl SocketSettings {
     fn of(&self, device: &SocketDevice) -> socket::HandshakeSettings {
         let name = device.name().chars().filter(char::is_ascii).collect();
-        socket::HandshakeSettings { device: name, timeout_ns: self.timeout_ns }
+        let SocketSettings { timeout_ns, resumes, .. } = *self;
+        socket::HandshakeSettings { device: name, timeout_ns, resumes }
     }
 
     fn data(&self) -> DataSettings {
-        DataSettings { silence: self.silence, congestion: self.congestion.clone() }
+        let silence = if self.resumes { self.silence / 2 } else { self.silence };
+        DataSettings { silence, congestion: self.congestion.clone() }
+    }
+
+    /// Bears silence for the whole time, where lost sockets do not go on over new connections.
+    fn apply(&self, mut links: Links<OobStream>) -> io::Result<Links<OobStream>> {
+        if self.resumes && !links.resumes {
+            let Links { control, main, lanes, .. } = &mut links;
+            for socket in [control, main].into_iter().chain(lanes) {
+                socket.stream_mut().bear_silence(self.silence)?;
+                socket.stream().wait_for_reader()?;
+            }
+        }
+        Ok(links)
+    }
+
+    fn resumption(&self) -> Resumption {
+        let data = self.data();
+        let ns = |time: Duration| time.as_nanos() as u64;
+        let times = ResumeTimes { within_ns: ns(self.silence), silence_ns: ns(data.silence) };
+        Resumption { times, data, has_alerted: false, has_warned: false }
     }
 }
 
@@ -103,7 +131,7 @@ impl Listener {
         let (callers, handle) =
             AuthListener::with_handle(device.address, ports, Wire::Invar, service, key)?;
         let pending = Box::new(PendingConnections::new(settings.of(device)));
-        Ok(Listener { callers, handle, pending, settings: settings.clone() })
+        Ok(Listener { callers, handle, pending, ports, settings: settings.clone() })
     }
 
     /// Returns the handle by which senders connect: 128 bytes, which the program passes to each sender.
@@ -124,16 +152,21 @@ impl Listener {
     /// this host has no resources left. The listener continues in all cases.
     pub fn poll(&mut self, now_ns: u64) -> Result<Option<RecvComm>, AcceptError> {
         while self.pending.has_room()
-            && let Some((mut stream, _)) = self.callers.poll(now_ns)?
+            && let Some((mut stream, session)) = self.callers.poll(now_ns)?
         {
             self.settings.data().apply(&mut stream)?;
-            self.pending.enter(stream, now_ns);
+            if self.settings.resumes {
+                stream.answer_renewals(self.ports);
+            }
+            self.pending.enter(stream, session, now_ns);
         }
         match self.pending.poll(now_ns) {
             Ok(None) => Ok(None),
             Ok(Some(links)) => {
                 self.callers.call_waiters();
-                Ok(Some(RecvComm::new(links, self.settings.layout.threads)))
+                let links = self.settings.apply(links)?;
+                let SocketSettings { layout, .. } = self.settings;
+                Ok(Some(RecvComm::new(links, layout.threads, Some(self.settings.resumption()))))
             }
             Err(refused) => Err(AcceptError::Refused(Box::new(refused))),
         }
@@ -174,8 +207,7 @@ impl Connecting {
         let sockets = sockets.collect::<Result<Vec<_>, ConnectError>>()?;
         let session = u64::from_ne_bytes(random().map_err(|error| unreached(os(error)))?);
         let connector = SocketConnector::new(sockets, session, &settings.of(device), now_ns);
-        let SocketSettings { layout, truncate, .. } = *settings;
-        Ok(Connecting { connector: Box::new(connector), threads: layout.threads, truncate })
+        Ok(Connecting { connector: Box::new(connector), settings: settings.clone() })
     }
 
     /// Advances the connection without waiting. On `None` call again.
@@ -185,7 +217,12 @@ impl Connecting {
     /// returns the same error.
     pub fn poll(&mut self, now_ns: u64) -> Result<Option<SendComm>, Error> {
         let Some(links) = self.connector.poll(now_ns)? else { return Ok(None) };
-        Ok(Some(SendComm::new(links, self.threads, self.truncate)))
+        let links = self.settings.apply(links).map_err(|error| {
+            let error = os(error);
+            Error::Stream { stage: Stage::Connected, error, got: 0, want: 0 }
+        })?;
+        let SocketSettings { layout, truncate, .. } = self.settings;
+        Ok(Some(SendComm::new(links, layout.threads, truncate, Some(self.settings.resumption()))))
     }
 
     /// Arms what ends the sleep of a waiter after [`Connecting::poll`] has returned `None`.

@@ -1,18 +1,22 @@
 //! Lanes: sockets that carry chunks in the order in which they were queued.
 
+mod queue;
 mod worker;
 
 use std::collections::VecDeque;
 use std::io;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use invar_core::conn::StreamError;
+use invar_core::error::{Ends, Error};
+use invar_core::socket::{ResumableSocket, SocketNews};
 
+use super::resume::Resumption;
 use crate::interest::Interest;
 use crate::memory::{Gather, Scatter};
 use crate::tcp::OobStream;
+use queue::{Piece, Queue};
 use worker::Worker;
 
 /// The direction of the chunks.
@@ -28,52 +32,58 @@ pub(super) enum LaneDirection {
 pub(super) struct Lanes<O> {
     // Dropping the workers ends their threads and waits for them.
     workers: Vec<Worker>,
-    lanes: Vec<(Arc<Lane>, VecDeque<O>)>,
-}
-
-/// One lane. All fields except the queue belong to the thread that moves the lane's chunks.
-struct Lane {
-    stream: OobStream,
+    lanes: Vec<LaneEnd<O>>,
     direction: LaneDirection,
-    queue: Mutex<Queue>,
-    /// Number of chunks that are completely moved and not yet collected.
-    moved: AtomicUsize,
 }
 
-struct Queue {
-    chunks: VecDeque<Piece>,
+/// A lane, as the owner of its chunks has it.
+struct LaneEnd<O> {
+    lane: Arc<Lane>,
+    /// The owners of the chunks, or `None` for a chunk that is copied and done.
+    owners: VecDeque<Option<O>>,
+    socket: ResumableSocket<OobStream>,
+}
+
+/// A lane, as the thread that moves its chunks has it.
+struct Lane {
+    direction: LaneDirection,
+    state: Mutex<LaneState>,
+}
+
+struct LaneState {
+    queue: Queue,
+    /// The connection, with a number that each new one increases.
+    stream: Arc<OobStream>,
+    number: u32,
+    /// The number of the connection over which bytes are being moved now.
+    moving: Option<u32>,
     error: Option<StreamError>,
 }
 
-/// The part of a chunk that has not moved yet.
-#[derive(Clone, Copy)]
-struct Piece {
-    start: NonNull<u8>,
-    len: usize,
-}
-
-// SAFETY: The caller of `Lanes::push` promised the memory to the lane, whichever thread moves it.
-unsafe impl Send for Piece {}
-
 impl<O> Lanes<O> {
-    /// Makes lanes over `streams`, with at most as many threads as lanes. If the system cannot start the
+    /// Makes lanes over `sockets`, with at most as many threads as lanes. If the system cannot start the
     /// threads, the lanes have none.
     pub(super) fn new(
-        streams: impl IntoIterator<Item = OobStream>,
+        sockets: impl IntoIterator<Item = ResumableSocket<OobStream>>,
         direction: LaneDirection,
         threads: u16,
     ) -> Self {
-        let lane = |stream| {
-            let queue = Mutex::new(Queue { chunks: VecDeque::new(), error: None });
-            Arc::new(Lane { stream, direction, queue, moved: AtomicUsize::new(0) })
+        let lane = |socket: ResumableSocket<OobStream>| {
+            let stream = Arc::new(socket.stream().share());
+            let queue = Queue::default();
+            let state = LaneState { queue, stream, number: 0, moving: None, error: None };
+            let lane = Arc::new(Lane { direction, state: Mutex::new(state) });
+            LaneEnd { lane, owners: VecDeque::new(), socket }
         };
-        let lanes: Vec<Arc<Lane>> = streams.into_iter().map(lane).collect();
+        let lanes: Vec<LaneEnd<O>> = sockets.into_iter().map(lane).collect();
         let threads = usize::from(threads).min(lanes.len());
-        let of = |thread| lanes.iter().skip(thread).step_by(threads).cloned().collect();
+        let of = |thread| {
+            let lanes = lanes.iter().skip(thread).step_by(threads);
+            lanes.map(|end| Arc::clone(&end.lane)).collect()
+        };
         let workers = (0..threads).map(|thread| Worker::start(of(thread)));
         let workers = workers.collect::<io::Result<_>>().unwrap_or_default();
-        let lanes = lanes.into_iter().map(|lane| (lane, VecDeque::new())).collect();
-        Lanes { workers, lanes }
+        Lanes { workers, lanes, direction }
     }
 
     /// Queues a chunk.
@@ -84,9 +94,9 @@ impl<O> Lanes<O> {
     /// [`HostMemory::from_raw`](crate::memory::HostMemory::from_raw), until the chunk is collected or
     /// the lanes are dropped.
     pub(super) unsafe fn push(&mut self, lane: usize, start: NonNull<u8>, len: usize, owner: O) {
-        let (lane, owners) = &mut self.lanes[lane];
-        owners.push_back(owner);
-        lane.lock().chunks.push_back(Piece { start, len });
+        let LaneEnd { lane, owners, .. } = &mut self.lanes[lane];
+        owners.push_back(Some(owner));
+        lane.lock().queue.push(Piece { start, len });
     }
 
     /// Wakes the workers after chunks were queued.
@@ -94,89 +104,213 @@ impl<O> Lanes<O> {
         self.workers.iter().for_each(Worker::wake);
     }
 
-    /// Calls `done` for each chunk that has moved.
+    /// Moves bytes if there are no workers, and calls `done` for each chunk that is done. `acks` has the number of
+    /// bytes of each lane that the peer has read. Without `acks`, a chunk is done as soon as it has moved. `is_over` says
+    /// that lost lanes are resumed no more.
     ///
     /// # Errors
     /// A lane has failed and moves no more chunks.
-    pub(super) fn collect(&mut self, mut done: impl FnMut(O)) -> Result<(), StreamError> {
-        for (lane, owners) in self.lanes.iter_mut().filter(|(_, owners)| !owners.is_empty()) {
-            while self.workers.is_empty() && lane.step() {}
-            for owner in owners.drain(..lane.moved.swap(0, Ordering::Acquire)) {
-                done(owner);
+    pub(super) fn collect(
+        &mut self,
+        acks: Option<&[u64]>,
+        is_over: bool,
+        mut done: impl FnMut(O),
+    ) -> Result<(), LaneFailed> {
+        let Lanes { workers, lanes, .. } = self;
+        let mut failed = Ok(());
+        let busy = lanes.iter_mut().enumerate().filter(|(_, end)| !end.owners.is_empty());
+        for (index, LaneEnd { lane, owners, socket }) in busy {
+            while workers.is_empty() && lane.step() {}
+            let mut state = lane.lock();
+            // A worker may still have its hands on a chunk, for a connection that was replaced.
+            let is_stale = state.moving.is_some_and(|number| number != state.number);
+            let ended = match is_stale {
+                true => 0,
+                false => state.queue.end_up_to(acks.map(|acks| acks[index])),
+            };
+            let error = state.error.filter(|_| is_over || socket.is_up());
+            drop(state);
+            owners.drain(..ended).flatten().for_each(&mut done);
+            if let Some(error) = error.filter(|_| !owners.is_empty()) {
+                failed = failed.and(Err(LaneFailed { index, error }));
             }
-            if !owners.is_empty()
-                && let Some(error) = lane.lock().error
-            {
-                return Err(error);
+        }
+        failed
+    }
+
+    /// Copies the chunks that have moved and are not done, and calls `done` for each.
+    pub(super) fn keep_moved(&mut self, mut done: impl FnMut(O)) {
+        for LaneEnd { lane, owners, .. } in &mut self.lanes {
+            let mut state = lane.lock();
+            if state.moving.is_some_and(|number| number != state.number) {
+                continue;
             }
+            // SAFETY: The caller of `push` promised the bytes, and the chunks are not done.
+            let copied = unsafe { state.queue.copy_moved() };
+            drop(state);
+            owners.iter_mut().take(copied).filter_map(Option::take).for_each(&mut done);
+        }
+    }
+
+    /// Number of bytes that have moved over each lane.
+    pub(super) fn positions(&self) -> impl Iterator<Item = u64> {
+        self.lanes.iter().map(|end| end.lane.lock().queue.position())
+    }
+
+    /// Handles the failure of a lane.
+    ///
+    /// # Errors
+    /// The lane is not resumed.
+    pub(super) fn lose(&mut self, failed: LaneFailed) -> Result<(), Error> {
+        let socket = &mut self.lanes[failed.index].socket;
+        match self.direction {
+            LaneDirection::Send => socket.lose_sending(failed.error),
+            LaneDirection::Recv => socket.lose(failed.error),
+        }
+    }
+
+    /// Makes lost lanes go on over new connections.
+    ///
+    /// # Errors
+    /// A lane cannot be resumed.
+    pub(super) fn mend(
+        &mut self,
+        now_ns: u64,
+        resumption: &mut Resumption,
+        ends: &Ends,
+    ) -> Result<(), Error> {
+        let mut is_resumed = false;
+        for LaneEnd { lane, socket, .. } in &mut self.lanes {
+            match resumption.poll(socket, now_ns, ends)? {
+                SocketNews::None | SocketNews::Lost(_) => {}
+                SocketNews::Renewed => {
+                    let mut state = lane.lock();
+                    // The bytes of a call that is under way do not count any more.
+                    state.number = state.number.wrapping_add(1);
+                    state.error = Some(StreamError::Closed);
+                    state.stream = Arc::new(socket.stream().share());
+                    let is_receiving = self.direction == LaneDirection::Recv;
+                    let read = if is_receiving { state.queue.position() } else { 0 };
+                    drop(state);
+                    socket.resume(read);
+                }
+                SocketNews::Resumed(position) => {
+                    let mut state = lane.lock();
+                    if self.direction == LaneDirection::Send {
+                        state.queue.go_back_to(position)?;
+                    }
+                    state.error = None;
+                    is_resumed = true;
+                }
+            }
+        }
+        if is_resumed {
+            self.wake();
         }
         Ok(())
     }
 
     /// Arms what ends a wait for the chunks that are queued: the sockets, or the news of the workers.
     pub(super) fn arm(&self, interest: &mut Interest) {
-        let is_waited_for = self.lanes.iter().filter(|(_, owners)| !owners.is_empty());
+        let waiting = self.lanes.iter().filter(|end| end.lane.is_waiting());
         if self.workers.is_empty() {
-            for (lane, _) in is_waited_for {
-                match lane.direction {
-                    LaneDirection::Send => interest.writable(&lane.stream),
-                    LaneDirection::Recv => interest.readable(&lane.stream),
+            for LaneEnd { socket, .. } in waiting {
+                match self.direction {
+                    LaneDirection::Send => interest.room(socket.stream()),
+                    LaneDirection::Recv => interest.bytes(socket.stream()),
                 }
             }
-        } else if is_waited_for.count() > 0 {
+        } else if !self.is_idle() {
             self.workers.iter().for_each(|worker| worker.arm(interest));
         }
     }
 
     /// Returns the sockets that carry chunks, and the number of threads that move them.
-    pub(super) fn streams(&self) -> (impl Iterator<Item = &OobStream>, u16) {
-        (self.lanes.iter().map(|(lane, _)| &lane.stream), self.workers.len() as u16)
+    pub(super) fn sockets(&self) -> (impl Iterator<Item = &ResumableSocket<OobStream>>, u16) {
+        (self.lanes.iter().map(|end| &end.socket), self.workers.len() as u16)
     }
 
-    /// Whether all chunks are collected.
-    pub(super) fn is_idle(&self) -> bool {
-        self.lanes.iter().all(|(_, owners)| owners.is_empty())
+    /// Whether no lane is lost.
+    pub(super) fn are_up(&self) -> bool {
+        self.lanes.iter().all(|end| end.socket.is_up())
     }
+
+    /// Returns the sockets that carry chunks.
+    pub(super) fn sockets_mut(&mut self) -> impl Iterator<Item = &mut ResumableSocket<OobStream>> {
+        self.lanes.iter_mut().map(|end| &mut end.socket)
+    }
+
+    /// Whether bytes that had moved are to be moved again.
+    pub(super) fn is_behind(&self) -> bool {
+        self.lanes.iter().any(|end| end.lane.lock().queue.is_behind())
+    }
+
+    /// Number of bytes of the longest chunk that has moved and whose owner waits for an acknowledge.
+    pub(super) fn moved_bytes_max(&self) -> usize {
+        let moved = |end: &LaneEnd<O>| {
+            let state = end.lane.lock();
+            state
+                .queue
+                .moved_lens()
+                .zip(&end.owners)
+                .filter(|(_, owner)| owner.is_some())
+                .map(|(len, _)| len)
+                .max()
+        };
+        self.lanes.iter().filter(|end| !end.owners.is_empty()).filter_map(moved).max().unwrap_or(0)
+    }
+
+    /// Whether no owner waits for a chunk.
+    pub(super) fn is_idle(&self) -> bool {
+        self.lanes.iter().all(|end| end.owners.iter().all(Option::is_none))
+    }
+}
+
+/// The failure of a lane.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LaneFailed {
+    index: usize,
+    pub(super) error: StreamError,
 }
 
 impl Lane {
     /// Moves bytes of the first chunk. Returns whether any byte moved or the lane failed now. Only one thread
     /// calls this at a time.
     fn step(&self) -> bool {
-        // The queue is not locked while the kernel copies.
-        let (first, error) = {
-            let queue = self.lock();
-            (queue.chunks.front().copied(), queue.error)
+        // The state is not locked while the kernel copies.
+        let (Piece { start, len }, stream, number) = {
+            let mut state = self.lock();
+            let Some(piece) = state.queue.next().filter(|_| state.error.is_none()) else {
+                return false;
+            };
+            state.moving = Some(state.number);
+            (piece, Arc::clone(&state.stream), state.number)
         };
-        let Some(Piece { start, len }) = first.filter(|_| error.is_none()) else { return false };
         let moved = match self.direction {
             LaneDirection::Send => {
                 // SAFETY: The caller of `Lanes::push` promised the bytes, and the chunk is not collected
                 // yet.
-                self.stream.send_gather(&[unsafe { Gather::from_raw(start, len) }])
+                stream.send_gather(&[unsafe { Gather::from_raw(start, len) }])
             }
             LaneDirection::Recv => {
                 // SAFETY: The caller of `Lanes::push` promised the bytes, and the chunk is not collected
                 // yet.
-                self.stream.recv_scatter(&mut [unsafe { Scatter::from_raw(start, len) }])
+                stream.recv_scatter(&mut [unsafe { Scatter::from_raw(start, len) }])
             }
         };
-        let mut queue = self.lock();
+        let mut state = self.lock();
+        state.moving = None;
+        if state.number != number {
+            // The connection was replaced meanwhile, and its bytes come again.
+            return true;
+        }
         match moved {
-            Ok(bytes) if bytes < len => {
-                // SAFETY: The new start lies within the chunk.
-                let start = unsafe { start.add(bytes) };
-                queue.chunks[0] = Piece { start, len: len - bytes };
+            Ok(bytes) => {
+                state.queue.moved(bytes);
                 bytes > 0
             }
-            Ok(_) => {
-                queue.chunks.pop_front();
-                // Release ordering shows the received bytes to the thread that collects the chunk.
-                self.moved.fetch_add(1, Ordering::Release);
-                true
-            }
             Err(error) => {
-                queue.error = Some(error);
+                state.error = Some(error);
                 true
             }
         }
@@ -184,11 +318,16 @@ impl Lane {
 
     /// Whether a chunk waits for the socket.
     fn is_waiting(&self) -> bool {
-        let queue = self.lock();
-        !queue.chunks.is_empty() && queue.error.is_none()
+        let state = self.lock();
+        state.queue.next().is_some() && state.error.is_none()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Returns the connection.
+    fn stream(&self) -> Arc<OobStream> {
+        Arc::clone(&self.lock().stream)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, LaneState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -2,27 +2,34 @@
 
 mod inbox;
 
+use std::mem;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 
 use invar_core::comm::{RecvBuf, Request};
-use invar_core::conn::{Stream, StreamError};
+use invar_core::conn::Stream;
 use invar_core::error::{Ends, Error};
 use invar_core::fifo::RECVS_MAX;
 use invar_core::metrics::EndNumbers;
 use invar_core::nic::NicCounters;
 use invar_core::socket::{
-    FRAME_BYTES, Links, Posted, Receiver, RecvStep, Target, VIEW_FRAME_BYTES, ViewFrame,
+    FRAME_BYTES, LANES_MAX, Links, Posted, Receiver, RecvStep, ResumableSocket, SocketNews, Target,
+    VIEW_FRAME_BYTES, ViewFrame,
 };
-use invar_core::stall::{OwnNetwork, Role, StallSettings, Wait, Watch};
+use invar_core::stall::{Counts, OwnNetwork, Role, StallSettings, Wait, Watch};
 
 use super::lane::{LaneDirection, Lanes};
 use super::pointer::pointer;
+use super::resume::{Resumption, reset, suspect_all};
+use crate::clock::now_ns;
 use crate::interest::Interest;
 use crate::tcp::OobStream;
 use inbox::Inbox;
 
 /// The most view frames that one look reads. A correct sender sends one.
 const VIEWS_AT_ONCE: usize = 4;
+
+/// Room for the news of many buffers, and for the acknowledges of all sockets.
+const NEWS_BYTES: usize = 2 * (LANES_MAX + 1) * FRAME_BYTES;
 
 /// The receiving end of a connection. Dropping it closes the connection.
 pub struct RecvComm {
@@ -31,9 +38,13 @@ pub struct RecvComm {
     pub(super) links: Option<Inbound>,
     receiver: Box<Receiver>,
     inbox: Inbox,
-    pub(super) control: OobStream,
+    pub(super) control: ResumableSocket<OobStream>,
+    /// How lost sockets are resumed, if this end acknowledges.
+    pub(super) resumption: Option<Resumption>,
+    /// Whether no socket is lost.
+    is_whole: bool,
     /// Buffer of the frames that are being sent over control.
-    news: [u8; 64 * FRAME_BYTES],
+    news: [u8; NEWS_BYTES],
     news_unsent: std::ops::Range<usize>,
     pub(super) ends: Ends,
     watch: Watch,
@@ -43,22 +54,30 @@ pub struct RecvComm {
 
 pub(super) struct Inbound {
     pub(super) lanes: Lanes<Target>,
-    pub(super) main: OobStream,
-    /// The error that ended main, while lanes still deliver earlier bytes.
-    end: Option<StreamError>,
+    pub(super) main: ResumableSocket<OobStream>,
+    /// The error that ended main or control, while main or lanes still deliver earlier bytes.
+    end: Option<Error>,
+    /// The peer does not know that a socket is lost, and would learn it from a reset of main.
+    needs_reset: bool,
 }
 
 impl RecvComm {
-    pub(super) fn new(links: Links<OobStream>, threads: u16) -> Self {
-        let Links { control, main, lanes, ends, shares_views } = links;
-        let receiver = Box::new(Receiver::new(lanes.len() as u16));
+    pub(super) fn new(
+        links: Links<OobStream>,
+        threads: u16,
+        resumption: Option<Resumption>,
+    ) -> Self {
+        let Links { control, main, lanes, ends, shares_views, resumes } = links;
+        let receiver = Box::new(Receiver::new(lanes.len() as u16).resuming(resumes));
         let lanes = Lanes::new(lanes, LaneDirection::Recv, threads);
         RecvComm {
-            links: Some(Inbound { lanes, main, end: None }),
+            links: Some(Inbound { lanes, main, end: None, needs_reset: false }),
             receiver,
             inbox: Inbox::new(),
             control,
-            news: [0; 64 * FRAME_BYTES],
+            resumption: resumption.filter(|_| resumes),
+            is_whole: true,
+            news: [0; NEWS_BYTES],
             news_unsent: 0..0,
             ends,
             watch: Watch::new(StallSettings::default(), Role::Receiver, shares_views, true),
@@ -124,13 +143,26 @@ impl RecvComm {
     /// # Errors
     /// The connection has failed. Completed requests can still be tested.
     pub fn check_peer(&mut self) -> Result<(), Error> {
-        if let Some(error) = self.control.unreachable() {
+        let error = self.control.stream().unreachable().filter(|_| self.resumption.is_none());
+        if let Some(error) = error {
             // Messages that have arrived count, whatever happened to the peer afterwards.
             self.progress();
             self.receiver.fail(Error::PeerClosed(error));
-            self.close_if_over();
         }
+        if self.resumption.is_some() {
+            self.mend();
+        }
+        if self.links.as_ref().is_some_and(|links| links.end.is_some()) {
+            // Messages that have arrived count here too.
+            self.progress();
+        }
+        self.close_if_over();
         self.receiver.end().map_or(Ok(()), Err)
+    }
+
+    /// Whether sockets are lost.
+    pub fn is_recovering(&self) -> bool {
+        !self.is_whole
     }
 
     /// Arms what ends a wait for a receive that was just tested in vain.
@@ -138,12 +170,16 @@ impl RecvComm {
         self.receiver.will_sleep();
         self.tell();
         let Self { links: Some(links), receiver, inbox, .. } = self else { return };
-        if !self.news_unsent.is_empty() {
-            interest.writable(&self.control);
+        if !self.is_whole {
+            interest.blind();
+        }
+        if !self.news_unsent.is_empty() && self.control.is_up() {
+            interest.room(self.control.stream());
         }
         links.lanes.arm(interest);
-        if links.end.is_none() && receiver.is_starved(inbox.staged().len()) {
-            interest.readable(&links.main);
+        let is_open = links.end.is_none() && links.main.is_up();
+        if is_open && receiver.is_starved(inbox.staged().len()) {
+            interest.bytes(links.main.stream());
         }
     }
 
@@ -154,7 +190,8 @@ impl RecvComm {
 
     /// Returns the socket that announces every message; the control socket once main is closed.
     pub fn main_socket(&self) -> BorrowedFd<'_> {
-        self.links.as_ref().map_or(self.control.as_fd(), |links| links.main.as_fd())
+        let main = self.links.as_ref().map_or(&self.control, |links| &links.main);
+        main.stream().as_fd()
     }
 
     /// The error that has ended the comm, if it has ended.
@@ -172,9 +209,13 @@ impl RecvComm {
     /// Looks whether the connection stands still. Asks the peer for its view, answers the peer, and warns.
     pub fn look_for_stall(&mut self, now_ns: u64) {
         self.read_views();
-        let Self { receiver, watch, control, ends, .. } = self;
-        let network = || OwnNetwork::of_host(control.host_answers());
-        let own = watch.attend(receiver.counts(), now_ns, network, NicCounters::default, ends);
+        let Self { receiver, watch, control, is_whole, ends, .. } = self;
+        let network = || {
+            let is_up = control.is_up();
+            OwnNetwork::of_host(control.stream().host_answers().filter(|_| is_up))
+        };
+        let counts = Counts { is_recovering: !*is_whole, ..receiver.counts() };
+        let own = watch.attend(counts, now_ns, network, NicCounters::default, ends);
         self.tell();
         // News on their way tell the peer enough. A peer that still waits asks again.
         if let Some((view, asks)) = own
@@ -191,13 +232,14 @@ impl RecvComm {
     fn read_views(&mut self) {
         let mut bytes = [0; VIEW_FRAME_BYTES];
         for _ in 0..VIEWS_AT_ONCE {
-            let is_whole =
-                self.watch.is_shared() && self.control.peek(&mut bytes) == VIEW_FRAME_BYTES;
+            let is_whole = self.watch.is_shared()
+                && self.control.is_up()
+                && self.control.stream().peek(&mut bytes) == VIEW_FRAME_BYTES;
             if !is_whole || !ViewFrame::is_begun(&bytes) {
                 return;
             }
             // These bytes were there just now, and only this end reads them.
-            if self.control.recv(&mut bytes) != Ok(VIEW_FRAME_BYTES) {
+            if self.control.stream_mut().recv(&mut bytes) != Ok(VIEW_FRAME_BYTES) {
                 return;
             }
             let ViewFrame { view, asks } = ViewFrame::parse(&bytes);
@@ -215,8 +257,9 @@ impl RecvComm {
     /// gone, and how many nanoseconds the next look may wait. The look comes sooner if the socket is readable or the
     /// program makes a call.
     pub fn rest(&self) -> Option<(RawFd, u64)> {
-        let rest_ns = self.watch.rest_ns().filter(|_| self.receiver.end().is_none())?;
-        Some((self.control.as_fd().as_raw_fd(), rest_ns))
+        let is_calm = self.is_whole && self.receiver.end().is_none();
+        let rest_ns = self.watch.rest_ns().filter(|_| is_calm)?;
+        Some((self.control.stream().as_fd().as_raw_fd(), rest_ns))
     }
 
     /// Notes that the program goes to sleep in the wait that it called last, or with `None` that the wait is over.
@@ -236,7 +279,10 @@ impl RecvComm {
 
     /// The numbers for operators; see [`metrics`](invar_core::metrics).
     pub fn numbers(&self) -> EndNumbers {
-        self.watch.numbers(self.bytes, 0)
+        let main = self.links.iter().map(|links| &links.main);
+        let lanes = self.links.iter().flat_map(|links| links.lanes.sockets().0);
+        let sockets = main.chain(lanes).chain([&self.control]);
+        self.watch.numbers(self.bytes, sockets.map(ResumableSocket::resumed).sum())
     }
 
     /// Returns the names of both ends.
@@ -250,30 +296,106 @@ impl RecvComm {
     }
 
     fn progress(&mut self) {
+        if !self.is_whole {
+            self.mend();
+        }
         let Self { links: Some(links), receiver, inbox, .. } = self else { return };
         if let Err(error) = links.progress(receiver, inbox) {
             receiver.fail(error);
         }
+        let is_lost = !(self.control.is_up() && links.main.is_up() && links.lanes.are_up());
+        self.lost(is_lost);
         self.tell();
         self.close_if_over();
     }
 
-    /// Sends the sender news about posted buffers, if it is time.
+    /// Notes whether a socket is lost.
+    fn lost(&mut self, is_lost: bool) {
+        let Self { links: Some(Inbound { lanes, main, .. }), control, .. } = self else { return };
+        if is_lost && mem::take(&mut self.is_whole) && control.is_calling() {
+            suspect_all([control, main].into_iter().chain(lanes.sockets_mut()));
+        }
+    }
+
+    /// Sends the sender news about posted buffers, and acknowledges, if it is time.
     fn tell(&mut self) {
-        loop {
+        while self.control.is_up() {
             if self.news_unsent.is_empty() {
-                self.news_unsent = 0..self.receiver.take_news(&mut self.news);
+                let filled = self.receiver.take_news(&mut self.news);
+                let lanes = self.links.iter().flat_map(|links| links.lanes.positions());
+                let acks = self.receiver.take_acks(lanes, &mut self.news[filled..]);
+                self.news_unsent = 0..filled + acks;
             }
             if self.news_unsent.is_empty() {
                 return;
             }
-            match self.control.send(&self.news[self.news_unsent.clone()]) {
+            match self.control.stream_mut().send(&self.news[self.news_unsent.clone()]) {
                 Ok(0) => return,
                 Ok(sent) => self.news_unsent.start += sent,
-                // The sender is gone; the other sockets show whether all its data has arrived.
-                Err(_) => self.news_unsent = 0..0,
+                Err(error) => {
+                    self.news_unsent = 0..0;
+                    // If the sender is gone, the other sockets show whether all its data has arrived.
+                    let lost = self.control.lose_sending(error);
+                    self.lost(lost.is_ok());
+                }
             }
         }
+    }
+
+    /// Makes lost sockets go on over new connections. An acceptor also looks whether the peer has called.
+    #[cold]
+    fn mend(&mut self) {
+        if self.receiver.end().is_some() {
+            return;
+        }
+        if let Err(error) = self.try_to_mend() {
+            self.receiver.fail(error);
+        }
+    }
+
+    fn try_to_mend(&mut self) -> Result<(), Error> {
+        let Self { links: Some(links), receiver, control, resumption, ends, .. } = self else {
+            return Ok(());
+        };
+        let Some(resumption) = resumption else { return Ok(()) };
+        let now_ns = now_ns();
+        let Inbound { main, lanes, end, needs_reset } = links;
+        if end.is_some() {
+            return Ok(());
+        }
+        let sockets = [&mut *control, main].into_iter().chain(lanes.sockets_mut());
+        // A reset discards what main and lanes bring.
+        *needs_reset |= resumption.attend(sockets, now_ns, |index| index == 0)?;
+        if self.is_whole
+            && !(control.is_up() && main.is_up() && lanes.are_up())
+            && control.is_calling()
+        {
+            suspect_all([&mut *control, main].into_iter().chain(lanes.sockets_mut()));
+        }
+        match resumption.poll(control, now_ns, ends) {
+            Ok(SocketNews::None | SocketNews::Lost(_)) => {}
+            Ok(SocketNews::Renewed) => {
+                self.news_unsent = 0..0;
+                control.resume(0);
+            }
+            Ok(SocketNews::Resumed(buffers)) => receiver.control_resumed(buffers)?,
+            // Messages that have arrived count, whatever happened to the peer afterwards.
+            Err(error) => _ = end.get_or_insert(error),
+        }
+        match resumption.poll(main, now_ns, ends) {
+            Ok(SocketNews::None | SocketNews::Lost(_) | SocketNews::Resumed(_)) => {}
+            Ok(SocketNews::Renewed) => main.resume(receiver.main_position()),
+            Err(error) => _ = end.get_or_insert(error),
+        }
+        if let Err(error) = lanes.mend(now_ns, resumption, ends) {
+            end.get_or_insert(error);
+        }
+        self.is_whole = control.is_up() && main.is_up() && lanes.are_up();
+        *needs_reset &= !self.is_whole;
+        if self.is_whole {
+            resumption.is_whole(ends);
+        }
+        Ok(())
     }
 
     /// Closes a failed connection, so that no sender waits for it. The function first sends the news of
@@ -285,8 +407,8 @@ impl RecvComm {
         }
         self.tell();
         if let Some(Inbound { lanes, main, .. }) = self.links.take() {
-            main.shutdown();
-            lanes.streams().0.for_each(OobStream::shutdown);
+            main.stream().shutdown();
+            lanes.sockets().0.for_each(|socket| socket.stream().shutdown());
         }
     }
 }
@@ -297,31 +419,50 @@ impl Drop for RecvComm {
     fn drop(&mut self) {
         // Unread bytes would reset control, and what the sender has not read yet would be lost.
         self.read_views();
-        self.control.end_sending();
+        self.tell();
+        self.control.stream().end_sending();
     }
 }
 
 impl Inbound {
     /// Moves available bytes to their destinations.
     fn progress(&mut self, receiver: &mut Receiver, inbox: &mut Inbox) -> Result<(), Error> {
-        self.lanes.collect(|to| receiver.chunk_done(to)).map_err(Error::PeerClosed)?;
+        let is_over = self.end.is_some();
+        if let Err(failed) = self.lanes.collect(None, is_over, |to| receiver.chunk_done(to)) {
+            match self.end {
+                Some(error) => return Err(error),
+                None => self.lanes.lose(failed)?,
+            }
+        }
         if !receiver.is_starved(inbox.staged().len()) {
             self.settle(receiver, inbox)?;
             if !receiver.is_starved(inbox.staged().len()) {
                 return Ok(());
             }
         }
-        let read = match self.end {
-            None => inbox.read(&self.main, receiver),
-            Some(_) => Ok(0),
+        let read = match self.main.brings_bytes() {
+            true => inbox.read(self.main.stream(), receiver),
+            false => Ok(0),
         };
         match read {
-            Ok(0) => receiver.idle(),
-            Ok(_) => self.settle(receiver, inbox)?,
-            Err(error) => self.end = Some(error),
+            Ok(0) => {
+                receiver.idle();
+                if mem::take(&mut self.needs_reset) && self.main.is_up() {
+                    reset(&mut self.main)?;
+                }
+            }
+            Ok(read) => {
+                receiver.has_read(read);
+                return self.settle(receiver, inbox);
+            }
+            Err(error) => {
+                if let Err(error) = self.main.lose(error) {
+                    self.end.get_or_insert(error);
+                }
+            }
         }
         match self.end {
-            Some(error) if self.lanes.is_idle() => Err(Error::PeerClosed(error)),
+            Some(error) if self.lanes.is_idle() => Err(error),
             _ => Ok(()),
         }
     }

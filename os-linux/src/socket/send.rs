@@ -1,5 +1,8 @@
 //! The sending end of a connection.
 
+mod resume;
+
+use std::iter;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::ptr::NonNull;
@@ -10,14 +13,18 @@ use invar_core::error::{Ends, Error};
 use invar_core::fifo::DEPTH_MAX;
 use invar_core::metrics::EndNumbers;
 use invar_core::nic::NicCounters;
-use invar_core::socket::{FRAME_BYTES, Links, Outgoing, Sender, VIEW_FRAME_BYTES, ViewFrame};
-use invar_core::stall::{OwnNetwork, Role, StallSettings, Wait, Watch};
+use invar_core::socket::{
+    FRAME_BYTES, KEPT_BYTES, Links, Outgoing, ResumableSocket, Sender, VIEW_FRAME_BYTES, ViewFrame,
+};
+use invar_core::stall::{Counts, OwnNetwork, Role, StallSettings, Wait, Watch};
 
 use super::lane::{LaneDirection, Lanes};
 use super::pointer::pointer;
+use super::resume::Resumption;
 use crate::interest::Interest;
-use crate::memory::{Gather, Scatter, read_raw};
+use crate::memory::{Gather, Scatter};
 use crate::tcp::OobStream;
+use resume::{SLEEP_LOOKS, copy};
 
 /// Most reads of the control socket in a call.
 const READS_AT_ONCE: usize = 8;
@@ -25,21 +32,33 @@ const READS_AT_ONCE: usize = 8;
 const BATCH_MESSAGES: usize = 16;
 const BATCH_BYTES: usize = 1 << 20;
 
-/// Up to this length, frame included, the sender copies a single message together, because the kernel
-/// takes longer for a list of two pieces.
-const COPIED_BYTES: usize = 1024;
+/// Up to this length, the sender copies any message behind its frame, because the kernel takes longer for a list of two
+/// pieces.
+const GATHERED_BYTES: u32 = 1008;
+
+/// Number of fruitless looks for which one read of control is enough. A read that finds nothing takes longer than they do.
+const LOOKS_PER_READ: u32 = 8;
 
 /// The sending end of a connection. Dropping it closes the connection; data already sent still arrives.
 pub struct SendComm {
     // This field drops first, so its threads end before anything else.
     pub(super) lanes: Lanes<usize>,
     sender: Box<Sender>,
-    pub(super) main: OobStream,
-    pub(super) control: OobStream,
-    /// Addresses of the messages' first bytes, by the index of their requests.
-    starts: Box<[NonNull<u8>; DEPTH_MAX]>,
-    /// The buffer in which a short message is assembled.
-    short: Box<[u8; COPIED_BYTES]>,
+    pub(super) main: ResumableSocket<OobStream>,
+    pub(super) control: ResumableSocket<OobStream>,
+    /// How lost sockets are resumed, if the receiver acknowledges.
+    pub(super) resumption: Option<Resumption>,
+    /// Whether no socket is lost.
+    is_whole: bool,
+    /// Addresses of the messages' first bytes, by the index of their requests. `None` if the message is copied.
+    starts: Box<[Option<NonNull<u8>>; DEPTH_MAX]>,
+    /// Copies of messages, each behind room for its frame.
+    copies: Box<[Vec<u8>; DEPTH_MAX]>,
+    /// Memory for the next copies.
+    spare: Vec<Vec<u8>>,
+    /// Number of looks that have found no acknowledge, and number of messages that were looked at for long copies.
+    idle_looks: u32,
+    freed: u64,
     pub(super) ends: Ends,
     watch: Watch,
     /// Bytes of the messages that the program has found sent.
@@ -54,21 +73,31 @@ unsafe impl Send for SendComm {}
 
 impl SendComm {
     /// Makes a sending end; `truncates` says whether a message longer than its buffer is cut.
-    pub(super) fn new(links: Links<OobStream>, threads: u16, truncates: bool) -> Self {
-        let Links { control, main, lanes, ends, shares_views } = links;
-        let sender = Box::new(Sender::new(lanes.len() as u16).truncating(truncates));
+    pub(super) fn new(
+        links: Links<OobStream>,
+        threads: u16,
+        truncates: bool,
+        resumption: Option<Resumption>,
+    ) -> Self {
+        let Links { control, main, lanes, ends, shares_views, resumes } = links;
+        let sender = Sender::new(lanes.len() as u16).truncating(truncates).resuming(resumes);
         let lanes = Lanes::new(lanes, LaneDirection::Send, threads);
-        let starts = Box::new([NonNull::dangling(); DEPTH_MAX]);
-        let short = Box::new([0; COPIED_BYTES]);
+        let starts = Box::new([None; DEPTH_MAX]);
+        let copies = Box::new([const { Vec::new() }; DEPTH_MAX]);
         let watch = Watch::new(StallSettings::default(), Role::Sender, shares_views, true);
         let (view, view_unsent) = ([0; VIEW_FRAME_BYTES], 0..0);
         SendComm {
             lanes,
-            sender,
+            sender: Box::new(sender),
             main,
             control,
+            resumption: resumption.filter(|_| resumes),
+            is_whole: true,
             starts,
-            short,
+            copies,
+            spare: Vec::new(),
+            idle_looks: 0,
+            freed: 0,
             ends,
             watch,
             bytes: 0,
@@ -99,7 +128,20 @@ impl SendComm {
             self.progress();
             return Ok(None);
         };
-        self.starts[request.row()] = start;
+        // The message may be shorter than asked for, as its buffer is.
+        let (len, is_kept) = self.sender.kept(&request);
+        self.starts[request.row()] = match is_kept || len <= GATHERED_BYTES {
+            true => {
+                let to = &mut self.copies[request.row()];
+                if len > KEPT_BYTES {
+                    *to = self.spare.pop().unwrap_or_default();
+                }
+                // SAFETY: The caller promises that the buffer is valid.
+                unsafe { copy(to, start, len as usize) };
+                None
+            }
+            false => Some(start),
+        };
         if chunks.clone().next().is_some() {
             for chunk in chunks {
                 let (offset, len) = (chunk.offset as usize, chunk.len as usize);
@@ -143,7 +185,7 @@ impl SendComm {
         .inspect(|sent| self.bytes += u64::from(sent.unwrap_or(0)))
     }
 
-    /// Whether the sockets have taken all bytes of a send that is not yet tested as done.
+    /// Whether a send is done and not yet tested.
     pub fn is_done(&mut self, request: &Request) -> bool {
         self.sender.is_done(request)
     }
@@ -155,11 +197,21 @@ impl SendComm {
     /// The connection has failed. Completed requests can still be tested.
     pub fn check_peer(&mut self) -> Result<(), Error> {
         // Messages that the sockets have taken count, whatever the peer did afterwards.
-        let Self { lanes, sender, .. } = self;
-        if let Err(error) = lanes.collect(|index| sender.chunk_done(index)) {
-            self.broken(error);
+        self.collect();
+        self.read_control()?;
+        if self.resumption.is_some() {
+            self.mend();
+            if self.sender.is_behind() {
+                self.progress();
+            }
         }
-        self.read_control()
+        self.sender.end().map_or(Ok(()), Err)
+    }
+
+    /// Whether sockets are lost, or bytes are to be written again.
+    pub fn is_recovering(&self) -> bool {
+        let is_behind = self.sender.is_behind() || self.lanes.is_behind();
+        !self.is_whole || self.resumption.is_some() && is_behind
     }
 
     /// Arms what ends a wait for a send that was just tested in vain, or that could not start. The call first
@@ -170,11 +222,19 @@ impl SendComm {
         if self.sender.end().is_some() {
             return;
         }
-        if self.sender.has_outgoing() {
-            interest.writable(&self.main);
+        if self.awaits_ack() {
+            self.idle(SLEEP_LOOKS);
+        }
+        if !self.is_whole || self.awaits_ack() {
+            interest.blind();
+        }
+        if self.sender.has_outgoing() && self.main.is_up() {
+            interest.room(self.main.stream());
         }
         self.lanes.arm(interest);
-        interest.readable(&self.control);
+        if self.control.is_up() {
+            interest.bytes(self.control.stream());
+        }
     }
 
     /// Returns the number of sends that have started and are not yet tested as done.
@@ -185,12 +245,21 @@ impl SendComm {
     /// Whether the peer's host has all messages whose requests are done. A request is done once the kernel
     /// has the message. Returns true as well if the connection has ended.
     pub fn is_settled(&self) -> bool {
-        self.main.is_settled() && self.lanes.streams().0.all(OobStream::is_settled)
+        let mut sockets = iter::once(&self.main).chain(self.lanes.sockets().0);
+        let are_settled = match self.resumption {
+            // A connection that has ended settles nothing.
+            Some(_) => {
+                !self.is_recovering()
+                    && sockets.all(|socket| socket.stream().host_answers() == Some(true))
+            }
+            None => sockets.all(|socket| socket.stream().is_settled()),
+        };
+        self.end().is_some() || are_settled
     }
 
     /// Returns the socket that announces every message.
     pub fn main_socket(&self) -> BorrowedFd<'_> {
-        self.main.as_fd()
+        self.main.stream().as_fd()
     }
 
     /// The error that has ended the comm, if it has ended.
@@ -208,12 +277,16 @@ impl SendComm {
     /// Looks whether the connection stands still. Asks the peer for its view, answers the peer, and warns. Call
     /// this after [`SendComm::check_peer`], which reads what the peer says.
     pub fn look_for_stall(&mut self, now_ns: u64) {
-        let Self { sender, watch, control, ends, .. } = self;
+        let Self { sender, watch, control, is_whole, ends, .. } = self;
         if let Some(ViewFrame { view, asks }) = sender.take_view().filter(|_| watch.is_shared()) {
             watch.heard(view, asks);
         }
-        let network = || OwnNetwork::of_host(control.host_answers());
-        let own = watch.attend(sender.counts(), now_ns, network, NicCounters::default, ends);
+        let network = || {
+            let is_up = control.is_up();
+            OwnNetwork::of_host(control.stream().host_answers().filter(|_| is_up))
+        };
+        let counts = Counts { is_recovering: !*is_whole, ..sender.counts() };
+        let own = watch.attend(counts, now_ns, network, NicCounters::default, ends);
         // A view that is on its way tells the peer enough.
         if let Some((view, asks)) = own
             && self.view_unsent.is_empty()
@@ -221,8 +294,8 @@ impl SendComm {
             self.view = ViewFrame { view, asks }.to_bytes();
             self.view_unsent = 0..VIEW_FRAME_BYTES;
         }
-        while !self.view_unsent.is_empty() {
-            match self.control.send(&self.view[self.view_unsent.clone()]) {
+        while !self.view_unsent.is_empty() && self.control.is_up() {
+            match self.control.stream_mut().send(&self.view[self.view_unsent.clone()]) {
                 Ok(0) => return,
                 Ok(sent) => self.view_unsent.start += sent,
                 // The next call notices that the peer is gone.
@@ -245,8 +318,9 @@ impl SendComm {
     /// gone, and how many nanoseconds the next look may wait. The look comes sooner if the socket is readable or the
     /// program makes a call.
     pub fn rest(&self) -> Option<(RawFd, u64)> {
-        let rest_ns = self.watch.rest_ns().filter(|_| self.sender.end().is_none())?;
-        Some((self.control.as_fd().as_raw_fd(), rest_ns))
+        let is_calm = !self.is_recovering() && self.sender.end().is_none();
+        let rest_ns = self.watch.rest_ns().filter(|_| is_calm)?;
+        Some((self.control.stream().as_fd().as_raw_fd(), rest_ns))
     }
 
     /// Notes that the program goes to sleep in the wait that it called last, or with `None` that the wait is over.
@@ -269,7 +343,8 @@ impl SendComm {
 
     /// The numbers for operators; see [`metrics`](invar_core::metrics).
     pub fn numbers(&self) -> EndNumbers {
-        self.watch.numbers(self.bytes, 0)
+        let sockets = [&self.control, &self.main].into_iter().chain(self.lanes.sockets().0);
+        self.watch.numbers(self.bytes, sockets.map(ResumableSocket::resumed).sum())
     }
 
     /// Returns the names of both ends.
@@ -278,11 +353,38 @@ impl SendComm {
     }
 
     fn progress(&mut self) {
-        let Self { lanes, sender, .. } = self;
-        let collected = lanes.collect(|index| sender.chunk_done(index));
-        let written = if self.sender.has_outgoing() { self.write_main() } else { Ok(()) };
-        if let Err(error) = collected.and(written) {
-            self.broken(error);
+        if !self.is_whole {
+            self.mend();
+        }
+        if self.awaits_ack() {
+            if self.idle_looks.is_multiple_of(LOOKS_PER_READ) {
+                // The sender has the error.
+                let _ = self.read_control();
+            }
+            self.idle(1);
+        }
+        self.collect();
+        if self.main.is_up()
+            && self.sender.has_outgoing()
+            && let Err(error) = self.write_main()
+            && self.is_peer_open()
+        {
+            let lost = self.main.lose_sending(error);
+            self.lost(lost);
+        }
+    }
+
+    /// Notes the chunks that are done.
+    fn collect(&mut self) {
+        let Self { lanes, sender, resumption, .. } = self;
+        let acks = resumption.as_ref().map(|_| *sender.lane_acks());
+        let collected = lanes
+            .collect(acks.as_ref().map(|acks| &acks[..]), false, |index| sender.chunk_done(index));
+        if let Err(failed) = collected
+            && self.is_peer_open()
+        {
+            let lost = self.lanes.lose(failed);
+            self.lost(lost);
         }
     }
 
@@ -290,7 +392,7 @@ impl SendComm {
     fn write_main(&mut self) -> Result<(), StreamError> {
         loop {
             let (sent, bytes) = match self.sender.only_outgoing() {
-                Some(only) if only.bytes() <= COPIED_BYTES => self.write_copied(&only)?,
+                Some(only) if self.starts[only.index].is_none() => self.write_copied(&only)?,
                 _ => self.write_batch()?,
             };
             self.sender.wrote(sent);
@@ -300,19 +402,13 @@ impl SendComm {
         }
     }
 
-    /// Writes a short message; returns the number of written bytes and the total.
+    /// Writes a copied message; returns the number of written bytes and the total.
     fn write_copied(&mut self, message: &Outgoing) -> Result<(usize, usize), StreamError> {
         let Outgoing { index, frame, frame_written, payload } = message;
-        let (frame, short) = (&frame[*frame_written..], &mut self.short[..message.bytes()]);
-        let (copied_frame, copied_payload) = short.split_at_mut(frame.len());
-        copied_frame.copy_from_slice(frame);
-        // SAFETY: The range lies within a message that is not done, whose memory the caller of `isend`
-        // keeps.
-        unsafe {
-            let start = self.starts[*index].add(payload.start as usize);
-            read_raw(start, copied_payload);
-        }
-        Ok((self.main.send_gather(&[Gather::bytes(short)])?, short.len()))
+        let copy = &mut self.copies[*index];
+        copy[..FRAME_BYTES].copy_from_slice(frame);
+        let rest = &copy[frame_written + payload.start as usize..][..message.bytes()];
+        Ok((self.main.stream().send_gather(&[Gather::bytes(rest)])?, rest.len()))
     }
 
     /// Writes several messages or a long one; returns the number of written bytes and the total.
@@ -322,8 +418,12 @@ impl SendComm {
         let (mut count, mut bytes) = (0, 0);
         for outgoing in self.sender.outgoing().take(BATCH_MESSAGES) {
             let offset = outgoing.payload.start as usize;
+            let start = match self.starts[outgoing.index] {
+                Some(start) => start,
+                None => NonNull::from(&self.copies[outgoing.index][FRAME_BYTES..]).cast(),
+            };
             // SAFETY: The offset lies within the message.
-            let start = unsafe { self.starts[outgoing.index].add(offset) };
+            let start = unsafe { start.add(offset) };
             payloads[count] = (start, outgoing.payload.len());
             frames[count] = (outgoing.frame, outgoing.frame_written);
             bytes += outgoing.bytes();
@@ -336,11 +436,11 @@ impl SendComm {
         for (i, (frame, written)) in frames[..count].iter().enumerate() {
             pieces[2 * i] = Gather::bytes(&frame[*written..]);
             let (start, len) = payloads[i];
-            // SAFETY: The range is a part of a message that is not done, whose memory the caller of
+            // SAFETY: The range is a part of a copy, or of a message that is not done, whose memory the caller of
             // `isend` keeps.
             pieces[2 * i + 1] = unsafe { Gather::from_raw(start, len) };
         }
-        Ok((self.main.send_gather(&pieces[..2 * count])?, bytes))
+        Ok((self.main.stream().send_gather(&pieces[..2 * count])?, bytes))
     }
 
     /// Reads the peer's news about posted buffers. A peer that sends news without end must not keep the
@@ -351,32 +451,34 @@ impl SendComm {
             if let Some(error) = self.sender.end() {
                 return Err(error);
             }
-            match self.control.recv_scatter(&mut [Scatter::bytes(&mut bytes)]) {
+            if !self.control.brings_bytes() {
+                break;
+            }
+            match self.control.stream().recv_scatter(&mut [Scatter::bytes(&mut bytes)]) {
                 Ok(received) => {
                     self.sender.take_control(&bytes[..received])?;
+                    self.free_copies();
                     if received < bytes.len() {
                         return Ok(());
                     }
                 }
-                Err(error) => self.sender.fail(Error::PeerClosed(error)),
+                Err(error) => {
+                    let lost = self.control.lose(error);
+                    self.lost(lost);
+                    break;
+                }
             }
         }
         self.sender.end().map_or(Ok(()), Err)
-    }
-
-    /// Records that a socket has failed. The peer may have sent the reason.
-    #[cold]
-    fn broken(&mut self, error: StreamError) {
-        if self.read_control().is_ok() {
-            self.sender.fail(Error::PeerClosed(error));
-        }
     }
 }
 
 impl Drop for SendComm {
     /// Ends sending. If the other direction is still open, this tells the peer that nothing more comes.
     fn drop(&mut self) {
-        self.main.end_sending();
-        self.lanes.streams().0.for_each(OobStream::end_sending);
+        // Unread bytes would reset control.
+        let _ = self.read_control();
+        self.main.stream().end_sending();
+        self.lanes.sockets().0.for_each(|socket| socket.stream().end_sending());
     }
 }

@@ -19,6 +19,9 @@ const FULL_PAUSE: Duration = Duration::from_millis(1);
 /// The longest sleep of a call before it checks its deadline.
 const TICK: Duration = Duration::from_millis(100);
 
+/// Number of repetitions after which a host counts as silent. On a fast network they take 1.4 s.
+const REPETITIONS: u8 = 3;
+
 impl OobStream {
     /// Connects to `addr`, and waits at most until `deadline`.
     ///
@@ -68,6 +71,27 @@ impl OobStream {
     /// Waits until [`Stream::send`] accepts bytes, at most `within`.
     pub fn wait_for_room(&self, within: Duration) -> io::Result<()> {
         wait(&mut [PollFd::new(self, PollFlags::OUT)], within)
+    }
+
+    /// Whether the peer's host has not acknowledged bytes though the kernel has sent them again and again.
+    pub(crate) fn is_silent(&self) -> bool {
+        self.tcp_info().is_some_and(|[_, _, repetitions]| repetitions >= REPETITIONS)
+    }
+
+    /// Returns the number of the connection's state (`tcp_states.h`).
+    pub(super) fn state(&self) -> Option<u8> {
+        self.tcp_info().map(|[state, ..]| state)
+    }
+
+    /// Returns the first bytes of the kernel's `tcp_info`: the state, the congestion state, and the number of
+    /// repetitions since the last acknowledge.
+    fn tcp_info(&self) -> Option<[u8; 3]> {
+        let (mut info, mut len) = ([0u8; 3], 3 as libc::socklen_t);
+        let (level, name, value) = (libc::IPPROTO_TCP, libc::TCP_INFO, info.as_mut_ptr().cast());
+        let socket = self.stream.as_raw_fd();
+        // SAFETY: `info` has room for the `len` bytes that the kernel may write.
+        let got = unsafe { libc::getsockopt(socket, level, name, value, &raw mut len) };
+        (got == 0).then_some(info)
     }
 
     /// Whether no byte that was sent is still on its way: the peer's host has acknowledged all of them, or the

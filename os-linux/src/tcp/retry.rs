@@ -3,6 +3,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use invar_core::conn::{AwaitedStream, StreamError};
@@ -88,6 +89,16 @@ impl OobStream {
 }
 
 impl Interest {
+    /// Arms a connection that can bring bytes.
+    pub(crate) fn bytes(&mut self, stream: &OobStream) {
+        self.numbered(stream, stream.id, false);
+    }
+
+    /// Arms a connection that can take bytes.
+    pub(crate) fn room(&mut self, stream: &OobStream) {
+        self.numbered(stream, stream.id, true);
+    }
+
     /// Arms the streams for which an end waits while its connection is made. Only time ends the pause of a stream
     /// that will call again. Each call has a socket of its own, so each look needs a new interest.
     pub fn awaited<'a>(&mut self, awaited: impl IntoIterator<Item = AwaitedStream<'a, OobStream>>) {
@@ -109,7 +120,7 @@ impl Retry {
             Some(next) if now < next => None,
             Some(_) => {
                 let (new, failed) = OobStream::call(addr)?;
-                (stream.stream, stream.error) = (new.stream, new.error);
+                (stream.stream, stream.id, stream.error) = (new.stream, new.id, new.error);
                 self.next = None;
                 failed
             }
@@ -130,7 +141,7 @@ impl Retry {
             // The kernel may have connected the old socket to itself, and then it has the listener's port. If no
             // descriptor is left, the old socket stays until the next call.
             if let Ok(socket) = new_socket(addr) {
-                stream.stream = NotInherited::new(socket.into());
+                stream.stream = Arc::new(NotInherited::new(socket.into()));
             }
         }
         self.check(addr, now)?;
@@ -200,7 +211,7 @@ mod tests {
     }
 
     fn user_timeout(stream: &OobStream) -> Option<Duration> {
-        SockRef::from(&stream.stream).tcp_user_timeout().unwrap()
+        SockRef::from(&*stream.stream).tcp_user_timeout().unwrap()
     }
 
     fn data() -> DataSettings {

@@ -88,7 +88,7 @@ fn a_peer_that_closes_is_told_apart_from_one_that_breaks_off() {
     assert!([StreamError::Os(libc::ECONNRESET), StreamError::Closed].contains(&error));
 
     let (mut caller, called) = pair("127.0.0.1");
-    SockRef::from(&called.stream).set_linger(Some(Duration::ZERO)).unwrap();
+    SockRef::from(&*called.stream).set_linger(Some(Duration::ZERO)).unwrap();
     drop(called);
     assert_eq!(receive_one(&mut caller), Err(StreamError::Os(libc::ECONNRESET)));
 }
@@ -97,7 +97,7 @@ fn a_peer_that_closes_is_told_apart_from_one_that_breaks_off() {
 fn a_reset_that_a_send_has_met_is_not_taken_for_a_close() {
     let (mut caller, mut called) = pair("127.0.0.1");
     assert_eq!(called.send(&[7]), Ok(1));
-    SockRef::from(&called.stream).set_linger(Some(Duration::ZERO)).unwrap();
+    SockRef::from(&*called.stream).set_linger(Some(Duration::ZERO)).unwrap();
     drop(called);
     let reset = StreamError::Os(libc::ECONNRESET);
     assert_eq!(until("the reset", || caller.send(&[9]).err()), reset);
@@ -152,16 +152,16 @@ fn a_connection_under_way_neither_sends_nor_fails() {
 fn both_ends_look_after_a_silent_peer_for_as_long_as_they_are_told() {
     let (mut caller, mut called) = pair("127.0.0.1");
     for stream in [&mut caller, &mut called] {
-        assert!(SockRef::from(&stream.stream).tcp_nodelay().unwrap());
+        assert!(SockRef::from(&*stream.stream).tcp_nodelay().unwrap());
         let keepalive = |stream: &OobStream| {
-            let socket = SockRef::from(&stream.stream);
+            let socket = SockRef::from(&*stream.stream);
             assert!(socket.keepalive().unwrap());
             let [time, interval] =
                 [socket.tcp_keepalive_time(), socket.tcp_keepalive_interval()].map(Result::unwrap);
             time + interval * socket.tcp_keepalive_retries().unwrap()
         };
         let user_timeout =
-            |stream: &OobStream| SockRef::from(&stream.stream).tcp_user_timeout().unwrap();
+            |stream: &OobStream| SockRef::from(&*stream.stream).tcp_user_timeout().unwrap();
         assert_eq!((keepalive(stream), user_timeout(stream)), (SILENCE_MAX, Some(SILENCE_MAX)));
         for [asked, given] in
             [[60, 60], [1, 5], [86_400, 80_000]].map(|s| s.map(Duration::from_secs))

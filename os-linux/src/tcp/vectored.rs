@@ -3,6 +3,7 @@
 use std::io;
 use std::os::fd::AsRawFd;
 use std::ptr;
+use std::thread;
 
 use invar_core::conn::StreamError;
 
@@ -61,9 +62,28 @@ impl OobStream {
             }
         };
         match received {
-            0 => Err(self.error.get().copied().unwrap_or(StreamError::Closed)),
+            0 => Err(self.error.get().copied().unwrap_or_else(|| self.end_of_stream())),
             _ => moved(received).map_err(os).inspect_err(|error| self.note(*error)),
         }
+    }
+}
+
+impl OobStream {
+    /// Tells why there are no more bytes. The kernel reports a reset once, perhaps to another handle of the connection,
+    /// whose thread is about to note it.
+    #[cold]
+    fn end_of_stream(&self) -> StreamError {
+        /// State of a connection that both ends have closed, or that was reset (`tcp_states.h`).
+        const TCP_CLOSE: u8 = 7;
+        /// Number of times that another thread gets the processor.
+        const TURNS: u32 = 8;
+        let turns = if self.state() == Some(TCP_CLOSE) { TURNS } else { 0 };
+        (0..turns)
+            .find_map(|_| {
+                thread::yield_now();
+                self.error.get().copied()
+            })
+            .unwrap_or(StreamError::Closed)
     }
 }
 

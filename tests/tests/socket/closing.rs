@@ -57,7 +57,11 @@ fn a_send_that_is_done_is_settled_once_the_peers_host_has_it_or_is_gone() {
         } else {
             pair.recv = Pair::new(0, 0).recv;
         }
-        until("the last acknowledgement", || pair.send.is_settled().then_some(()));
+        until("the last acknowledgement", || {
+            // The sender looks whether the peer has gone.
+            let _ = pair.send.check_peer();
+            pair.send.is_settled().then_some(())
+        });
     }
 }
 

@@ -37,6 +37,8 @@ fn receiver(lanes: u16) -> (RecvComm, Vec<TcpStream>) {
                 device,
                 shares_views: true,
                 tells_time: false,
+                resumes: true,
+                renewal_port: 0,
             };
             stream.write_all(&hello.to_bytes()).unwrap();
             stream

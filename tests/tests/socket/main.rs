@@ -6,6 +6,7 @@ mod closing;
 mod congestion;
 mod connecting;
 mod hostile_peers;
+mod lost;
 mod matching;
 mod rig;
 mod silent_peers;

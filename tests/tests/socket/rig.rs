@@ -49,6 +49,7 @@ pub(crate) fn settings(lanes: u16, threads: u16) -> SocketSettings {
         layout: Layout { lanes, threads },
         timeout_ns: 20 * SECOND_NS,
         silence: SILENCE_MAX,
+        resumes: true,
         congestion: Congestion::default(),
         key: None,
         truncate: false,

@@ -82,6 +82,13 @@ pub enum SocketFrameError {
     },
     /// The peer posted more buffers than it may at a time.
     Buffers,
+    /// The peer says that more has reached it than was sent, or less than it had said before.
+    Count {
+        /// Number that the peer said.
+        got: u64,
+        /// Smallest and largest number that can be.
+        range: [u64; 2],
+    },
 }
 
 impl FrameKind {
@@ -154,6 +161,11 @@ impl fmt::Display for SocketFrameError {
             SocketFrameError::Buffers => {
                 f.write_str("the peer posted more buffers than it may at a time")
             }
+            SocketFrameError::Count { got, range: [least, most] } => write!(
+                f,
+                "the peer says that {got} bytes or buffers have reached it, where only {least} to \
+                 {most} can have"
+            ),
         }
     }
 }

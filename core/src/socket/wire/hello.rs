@@ -4,7 +4,7 @@
 use core::fmt;
 
 use static_assertions::assert_eq_size;
-use zerocopy::byteorder::little_endian::{U16, U32, U64};
+use zerocopy::byteorder::little_endian::{U16, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, transmute};
 
 use crate::conn::wire::{DEVICE_NAME_BYTES, DeviceName, decode, encode};
@@ -16,10 +16,10 @@ pub const HELLO_BYTES: usize = size_of::<HelloBytes>();
 /// Byte layout of a hello, little-endian.
 ///
 /// ```text
-/// byte 0         8       10        12         16            80
-///      +---------+-------+---------+----------+-------------+
-///      | session | index | sockets | features | device name |
-///      +---------+-------+---------+----------+-------------+
+/// byte 0         8       10        12         14             16            80
+///      +---------+-------+---------+----------+--------------+-------------+
+///      | session | index | sockets | features | renewal port | device name |
+///      +---------+-------+---------+----------+--------------+-------------+
 /// ```
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
@@ -27,16 +27,19 @@ struct HelloBytes {
     session: U64,
     index: U16,
     sockets: U16,
-    features: U32,
+    features: U16,
+    renewal_port: U16,
     device: [u8; DEVICE_NAME_BYTES],
 }
 
 assert_eq_size!(HelloBytes, [u8; 80]);
 
 /// The feature of an end that sends and takes view frames. An end of an older version has no features.
-const SHARES_VIEWS: u32 = 1;
+const SHARES_VIEWS: u16 = 1;
 /// The feature of an end that tells or takes the acceptor's time.
-const TELLS_TIME: u32 = 1 << 1;
+const TELLS_TIME: u16 = 1 << 1;
+/// The feature of an end that acknowledges, and whose sockets go on over new connections.
+const RESUMES: u16 = 1 << 2;
 
 /// The first bytes on each socket. The connector sends a hello on each socket. Once all sockets have
 /// arrived, the acceptor answers with a hello on the control socket.
@@ -55,6 +58,11 @@ pub struct SocketHello {
     /// Whether the end tells or takes the acceptor's time. From an acceptor: whether its time follows,
     /// [`TIME_BYTES`](crate::conn::wire::TIME_BYTES) long.
     pub tells_time: bool,
+    /// Whether lost sockets go on over new connections. From an acceptor: whether both ends do so.
+    pub resumes: bool,
+    /// From an acceptor: the port at which the connector calls again
+    /// ([`Stream::renewal_port`](crate::conn::Stream::renewal_port)); otherwise 0.
+    pub renewal_port: u16,
 }
 
 /// Why a hello is refused.
@@ -79,13 +87,16 @@ pub enum HelloError {
 impl SocketHello {
     /// Encodes the hello.
     pub fn to_bytes(&self) -> [u8; HELLO_BYTES] {
-        let views = if self.shares_views { SHARES_VIEWS } else { 0 };
-        let features = views | if self.tells_time { TELLS_TIME } else { 0 };
+        let flag = |is_on: bool, feature: u16| if is_on { feature } else { 0 };
+        let features = flag(self.shares_views, SHARES_VIEWS)
+            | flag(self.tells_time, TELLS_TIME)
+            | flag(self.resumes, RESUMES);
         transmute!(HelloBytes {
             index: self.index.into(),
             sockets: self.sockets.into(),
             session: self.session.into(),
             features: features.into(),
+            renewal_port: self.renewal_port.into(),
             device: encode(&self.device),
         })
     }
@@ -101,9 +112,16 @@ impl SocketHello {
             return Err(HelloError::Index(index));
         }
         let has = |feature| b.features.get() & feature != 0;
-        let (shares_views, tells_time) = (has(SHARES_VIEWS), has(TELLS_TIME));
-        let (session, device) = (b.session.get(), decode(&b.device));
-        Ok(SocketHello { index, sockets, session, device, shares_views, tells_time })
+        Ok(SocketHello {
+            index,
+            sockets,
+            session: b.session.get(),
+            device: decode(&b.device),
+            shares_views: has(SHARES_VIEWS),
+            tells_time: has(TELLS_TIME),
+            resumes: has(RESUMES),
+            renewal_port: b.renewal_port.get(),
+        })
     }
 }
 
@@ -141,12 +159,15 @@ mod tests {
     proptest! {
         #[test]
         fn a_hello_survives_the_wire(
-            index: u16, sockets in 2u16..=66, session: u64, device in "[!-~]{0,64}", features: [bool; 2],
+            index: u16, sockets in 2u16..=66, session: u64, device in "[!-~]{0,64}", features: [bool; 3],
+            renewal_port: u16,
         ) {
-            let [shares_views, tells_time] = features;
+            let [shares_views, tells_time, resumes] = features;
             let device = device.as_str().try_into().unwrap();
             let index = index % sockets;
-            let sent = SocketHello { index, sockets, session, device, shares_views, tells_time };
+            let sent = SocketHello {
+                index, sockets, session, device, shares_views, tells_time, resumes, renewal_port,
+            };
             prop_assert_eq!(SocketHello::parse(&sent.to_bytes()), Ok(sent));
         }
 

@@ -99,8 +99,9 @@ impl Shared {
             LaneDirection::Send => PollFlags::OUT,
             LaneDirection::Recv => PollFlags::IN,
         };
+        let waiting: Vec<_> = waiting.map(|lane| (lane.stream(), ready(lane))).collect();
         let mut fds: Vec<PollFd<'_>> =
-            waiting.map(|lane| PollFd::new(&lane.stream, ready(lane))).collect();
+            waiting.iter().map(|(stream, ready)| PollFd::new(&**stream, *ready)).collect();
         fds.push(PollFd::new(&self.news, PollFlags::IN));
         // The loop checks the lanes next, whatever the result.
         let _ = poll(&mut fds, Some(&SLEEP_MAX));

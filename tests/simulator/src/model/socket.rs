@@ -9,9 +9,9 @@ mod wires;
 
 use invar_core::error::Error;
 use invar_core::fifo::RECVS_MAX;
-use invar_core::socket::{AHEAD_BYTES, CHUNK_BYTES_MIN, Posted};
+use invar_core::socket::{AHEAD_BYTES, CHUNK_BYTES_MIN, KEPT_BYTES, Posted};
 
-use host::{RecvHost, SendHost};
+use host::{Message, RecvHost, SendHost};
 use wires::Wires;
 
 /// One call, or one move of bytes.
@@ -35,6 +35,22 @@ pub enum Op {
     Control(u8),
     /// A lane, by its number, takes in and gives out at most this number of bytes.
     Lane(u8, u32),
+    /// A socket loses its connection, and the bytes that are under way. It goes on over a new one. Control has number
+    /// 0, main has 1, and then come the lanes.
+    Lose(u8),
+    /// The sender copies the messages that main has taken.
+    Keep,
+}
+
+/// How a connection is used.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Plan {
+    /// Number of lanes.
+    pub lanes: u16,
+    /// Whether a buffer may be too short for its message.
+    pub mismatches: bool,
+    /// Whether lost sockets go on over new connections. If not, no socket is lost.
+    pub resumes: bool,
 }
 
 impl Op {
@@ -55,6 +71,8 @@ impl Op {
             8 | 9 => Op::WriteMain(short),
             10 | 11 => Op::ReadMain(short),
             12 | 13 => Op::Control(a),
+            14 => Op::Lose(a),
+            15 if a % 4 == 0 => Op::Keep,
             _ => Op::Lane(a, u32::from_le_bytes([d, e, f, g]) >> 12),
         }
     }
@@ -77,8 +95,7 @@ pub struct World {
     send: SendHost,
     recv: RecvHost,
     wires: Wires,
-    /// Whether a buffer may be too short for its message.
-    mismatches: bool,
+    plan: Plan,
 }
 
 impl World {
@@ -86,12 +103,13 @@ impl World {
     ///
     /// # Panics
     /// Panics if an answer is wrong.
-    pub fn run(lanes: u16, mismatches: bool, ops: impl IntoIterator<Item = Op>) {
+    pub fn run(plan: Plan, ops: impl IntoIterator<Item = Op>) {
+        let Plan { lanes, resumes, .. } = plan;
         let mut world = World {
-            send: SendHost::new(lanes),
-            recv: RecvHost::new(lanes),
-            wires: Wires::new(lanes),
-            mismatches,
+            send: SendHost::new(lanes, resumes),
+            recv: RecvHost::new(lanes, resumes),
+            wires: Wires::new(lanes, resumes),
+            plan,
         };
         for op in ops {
             if let Err(error) = world.apply(op) {
@@ -113,7 +131,7 @@ impl World {
                 match send.isend(len, tag.into(), wires) {
                     // The sender refuses a message for a known buffer that is too short. The buffer
                     // waits for another message.
-                    Err(Error::SizeMismatch { local, remote, .. }) if self.mismatches => {
+                    Err(Error::SizeMismatch { local, remote, .. }) if self.plan.mismatches => {
                         assert_eq!(local, len);
                         assert!(remote < len);
                         Ok(())
@@ -122,7 +140,7 @@ impl World {
                 }
             }
             Op::Recv(nreqs, tags, short) => {
-                let room = if self.mismatches { length(short) } else { 2 * AHEAD_BYTES };
+                let room = if self.plan.mismatches { length(short) } else { 2 * AHEAD_BYTES };
                 let posted = |i: usize| Posted { len: room, tag: tags >> (4 * i) & 15 };
                 let bufs: Vec<Posted> =
                     (0..=usize::from(nreqs).min(RECVS_MAX - 1)).map(posted).collect();
@@ -142,6 +160,35 @@ impl World {
             Op::Lane(lane, bytes) => {
                 wires.write_lane(lane, bytes as usize, &mut send.sender);
                 recv.read_lane(wires, lane, bytes as usize);
+                Ok(())
+            }
+            Op::Lose(socket) => self.lose(socket),
+            Op::Keep => {
+                send.keep();
+                Ok(())
+            }
+        }
+    }
+
+    /// Loses the connection of a socket.
+    fn lose(&mut self, socket: u8) -> Result<(), Error> {
+        let World { send, recv, wires, plan } = self;
+        if !plan.resumes {
+            return Ok(());
+        }
+        match usize::from(socket) % (usize::from(plan.lanes) + 2) {
+            0 => {
+                wires.control.clear();
+                send.sender.control_renewed();
+                recv.receiver.control_resumed(send.sender.buffers_known())
+            }
+            1 => {
+                wires.main.clear();
+                send.sender.main_resumed(recv.receiver.main_position())
+            }
+            lane => {
+                let lane = lane - 2;
+                wires.lose_lane(lane, recv.lanes_read[lane], &mut send.sender);
                 Ok(())
             }
         }
@@ -170,9 +217,19 @@ impl World {
 
     /// Checks the state after all bytes have moved.
     fn judge(&mut self) {
-        assert_eq!(self.send.sender.outstanding(), 0, "a send needs no buffer to be done");
         let messages = self.send.messages.clone();
+        for seq in self.send.pending() {
+            let Message { len, tag } = messages[seq];
+            let k = messages[..seq].iter().filter(|message| message.tag == tag).count();
+            let needs_buffer = self.plan.resumes && len > KEPT_BYTES;
+            assert!(needs_buffer, "a send of {len} bytes needs no buffer to be done");
+            assert_eq!(self.recv.buffer(tag, k), None, "message {seq} has arrived");
+        }
         self.recv.judge(&messages);
+        if !self.wires.main.is_empty() && self.plan.resumes {
+            // The messages that nobody reads may be all that the sender keeps.
+            return;
+        }
         // The sender has heard of every buffer that still waits, so a send to it starts.
         let mut counts = std::collections::HashMap::<u32, usize>::new();
         messages.iter().for_each(|message| *counts.entry(message.tag).or_default() += 1);
@@ -189,7 +246,7 @@ impl World {
     /// it met.
     fn judge_end(&mut self, error: Error) {
         let Error::SizeMismatch { local, remote, tag } = error else { panic!("{error}") };
-        assert!(self.mismatches && local > remote, "{error}");
+        assert!(self.plan.mismatches && local > remote, "{error}");
         let messages: Vec<_> =
             self.send.messages.iter().filter(|message| message.tag == tag).collect();
         let met = messages

@@ -56,6 +56,7 @@ impl Meeting for Listening {
             layout,
             timeout_ns: 10_000_000_000,
             silence: SILENCE_MAX,
+            resumes: true,
             congestion: Congestion::default(),
             key: None,
             truncate: false,

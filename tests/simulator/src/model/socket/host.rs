@@ -1,11 +1,11 @@
 //! Drives each end of the model's connection: its buffers, its requests, and the moves that the
 //! protocol asks for.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 
 use invar_core::comm::Request;
 use invar_core::error::Error;
-use invar_core::socket::{Posted, Receiver, RecvStep, Sender, Target};
+use invar_core::socket::{FRAME_BYTES, LANES_MAX, Posted, Receiver, RecvStep, Sender, Target};
 
 use super::wires::Wires;
 use crate::pattern::pattern_byte;
@@ -21,17 +21,23 @@ pub(super) struct SendHost {
     /// All messages that the sender accepted.
     pub(super) messages: Vec<Message>,
     under_way: Vec<(Request, usize)>,
+    /// The messages that were copied.
+    kept: HashSet<usize>,
 }
 
 impl SendHost {
-    pub(super) fn new(lanes: u16) -> Self {
-        SendHost { sender: Sender::new(lanes), messages: Vec::new(), under_way: Vec::new() }
+    pub(super) fn new(lanes: u16, resumes: bool) -> Self {
+        let sender = Sender::new(lanes).resuming(resumes);
+        SendHost { sender, messages: Vec::new(), under_way: Vec::new(), kept: HashSet::new() }
     }
 
     pub(super) fn isend(&mut self, len: u32, tag: u32, wires: &mut Wires) -> Result<(), Error> {
         if let Some((request, chunks)) = self.sender.isend(len, tag)? {
             let seq = self.messages.len();
             self.messages.push(Message { len, tag });
+            if self.sender.kept(&request).1 {
+                self.kept.insert(seq);
+            }
             chunks.for_each(|chunk| wires.queue(seq, request.index(), chunk));
             self.under_way.push((request, seq));
         }
@@ -57,6 +63,9 @@ impl SendHost {
             // The index of a request is the low byte of its message's number.
             let seq = (0..first).rev().find(|seq| seq % 256 == outgoing.index).expect("a message");
             out.extend_from_slice(&outgoing.frame[outgoing.frame_written..]);
+            let is_live = self.under_way.iter().any(|(_, live)| *live == seq);
+            let is_kept = self.kept.contains(&seq);
+            assert!(is_live || is_kept, "message {seq} is over, and its buffer is the program's");
             out.extend(outgoing.payload.map(|at| pattern_byte(seq, at as usize)));
             if out.len() >= bytes {
                 break;
@@ -67,6 +76,19 @@ impl SendHost {
         wires.main.extend(out);
     }
 
+    /// Copies the messages that main has taken.
+    pub(super) fn keep(&mut self) {
+        while let Some((index, _)) = self.sender.keep_written() {
+            let mut live = self.under_way.iter().map(|(_, seq)| *seq);
+            self.kept.insert(live.find(|seq| seq % 256 == index).expect("a send that is not done"));
+        }
+    }
+
+    /// The messages whose sends are not done.
+    pub(super) fn pending(&self) -> impl Iterator<Item = usize> {
+        self.under_way.iter().map(|(_, seq)| *seq)
+    }
+
     pub(super) fn read_control(&mut self, wires: &mut Wires, bytes: usize) -> Result<(), Error> {
         let bytes: Vec<u8> = wires.control.drain(..bytes.min(wires.control.len())).collect();
         self.sender.take_control(&bytes)
@@ -74,7 +96,7 @@ impl SendHost {
 }
 
 pub(super) struct RecvHost {
-    receiver: Receiver,
+    pub(super) receiver: Receiver,
     staged: Vec<u8>,
     posts: Vec<Post>,
     /// Maps the index of a receive to its post. `parked` has the bytes of parked messages by index.
@@ -82,6 +104,8 @@ pub(super) struct RecvHost {
     parked: HashMap<u8, Vec<u8>>,
     /// The parts of messages that each lane brings: the target, the first byte and the length.
     chunks: Vec<VecDeque<(Target, usize, usize)>>,
+    /// The number of bytes that were read from each lane.
+    pub(super) lanes_read: Vec<u64>,
 }
 
 struct Post {
@@ -94,14 +118,15 @@ struct Post {
 }
 
 impl RecvHost {
-    pub(super) fn new(lanes: u16) -> Self {
+    pub(super) fn new(lanes: u16, resumes: bool) -> Self {
         RecvHost {
-            receiver: Receiver::new(lanes),
+            receiver: Receiver::new(lanes).resuming(resumes),
             staged: Vec::new(),
             posts: Vec::new(),
             by_index: HashMap::new(),
             parked: HashMap::new(),
             chunks: (0..lanes).map(|_| VecDeque::new()).collect(),
+            lanes_read: vec![0; lanes.into()],
         }
     }
 
@@ -151,6 +176,7 @@ impl RecvHost {
             self.receiver.idle();
             return Ok(());
         }
+        self.receiver.has_read(read.len());
         if let Some((to, range)) = self.receiver.awaited() {
             let now = read.len().min(range.len());
             let later = read.split_off(now);
@@ -166,6 +192,9 @@ impl RecvHost {
         let mut frames = [0; 50];
         let filled = self.receiver.take_news(&mut frames);
         wires.control.extend(&frames[..filled]);
+        let mut frames = [0; (LANES_MAX + 1) * FRAME_BYTES];
+        let filled = self.receiver.take_acks(self.lanes_read.iter().copied(), &mut frames);
+        wires.control.extend(&frames[..filled]);
     }
 
     pub(super) fn read_lane(&mut self, wires: &mut Wires, lane: u8, mut bytes: usize) {
@@ -178,6 +207,7 @@ impl RecvHost {
             let read: Vec<u8> = wires.lanes[lane].drain(..now).collect();
             self.write(to, offset, &read);
             bytes -= now;
+            self.lanes_read[lane] += now as u64;
             if now == left {
                 self.chunks[lane].pop_front();
                 self.receiver.chunk_done(to);
