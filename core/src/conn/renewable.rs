@@ -152,8 +152,14 @@ impl<S: Stream> RenewableStream<S> {
         if is_reset {
             return Err(Error::PeerClosed(*error));
         }
+        let error = *error;
+        Err(self.out_of_time(error, lost_ns))
+    }
+
+    /// The error of a stream that was lost for as long as it may be.
+    pub(crate) fn out_of_time(&self, error: StreamError, lost_ns: u64) -> Error {
         let lost_ms = (lost_ns / 1_000_000) as u32;
-        Err(Error::Line(LineError { error: *error, lost_ms, side: self.side }))
+        Error::Line(LineError { error, lost_ms, side: self.side })
     }
 
     fn renewed(&mut self) {

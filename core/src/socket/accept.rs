@@ -67,7 +67,8 @@ impl<S: Stream> PendingConnections<S> {
         })
     }
 
-    /// Adds an accepted socket, and the session in which its caller has proved itself. If there is no room, the socket that has been silent for longest is
+    /// Adds an accepted socket, and the session in which its caller has proved itself. If there is no room, the socket
+    /// that has been silent for longest is
     /// closed. If no socket has been silent, the new socket is closed.
     pub fn enter(&mut self, stream: S, session: Session, now_ns: u64) {
         if self.sockets.is_full()

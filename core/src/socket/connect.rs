@@ -79,9 +79,10 @@ impl<S: Stream> SocketConnector<S> {
         now_ns: u64,
     ) -> Self {
         let stage = Stage::Connect;
-        let session_of = Session::UNKNOWN_PEER;
-        let outbound =
-            |(stream, calling)| Outbound { stream, calling, session: session_of, stage, sent: 0 };
+        let outbound = |(stream, calling)| {
+            let session = Session::UNKNOWN_PEER;
+            Outbound { stream, calling, session, stage, sent: 0 }
+        };
         let sockets: heapless::Vec<_, SOCKETS_MAX> =
             sockets.into_iter().take(SOCKETS_MAX).map(outbound).collect();
         let peer = sockets.first().and_then(|control| control.stream.peer_addr());

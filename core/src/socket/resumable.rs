@@ -7,7 +7,7 @@ use super::wire::{FRAME_BYTES, ResumeFrame};
 use crate::auth::Session;
 use crate::conn::stage::Side;
 use crate::conn::{RenewableStream, Stream, StreamError, StreamNews};
-use crate::error::{Error, LineError};
+use crate::error::Error;
 
 /// `ETIMEDOUT`: the peer's host was silent for too long.
 const TIMED_OUT: StreamError = StreamError::Os(110);
@@ -17,8 +17,7 @@ const BROKEN_PIPE: StreamError = StreamError::Os(32);
 /// Time limits of a lost socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ResumeTimes {
-    /// The longest time without a connection, from the last sign of the peer's host on. 0 means that a lost
-    /// socket ends its connection.
+    /// The longest time without a connection, from the last sign of the peer's host on.
     pub within_ns: u64,
     /// The time for which the kernel bears a silent host before it gives the socket up.
     pub silence_ns: u64,
@@ -32,15 +31,13 @@ pub struct ResumableSocket<S> {
     peer_port: Option<u16>,
     /// The first error since both ends used this socket last, and the time of that error.
     lost: Option<(StreamError, Option<u64>)>,
-    /// Whether a new connection was found outside of [`ResumableSocket::poll`].
-    is_renewed: bool,
     exchange: Option<Exchange>,
     /// Whether the connection is a new one over which the ends have not agreed yet.
     is_fresh: bool,
     resumed: u64,
 }
 
-/// What happened to a socket.
+/// A change of a socket, as [`ResumableSocket::poll`] reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SocketNews {
     /// Nothing happened.
@@ -75,7 +72,6 @@ impl<S: Stream> ResumableSocket<S> {
             session,
             peer_port,
             lost,
-            is_renewed: false,
             exchange,
             is_fresh: false,
             resumed: 0,
@@ -98,9 +94,9 @@ impl<S: Stream> ResumableSocket<S> {
         &mut self.renewable.stream
     }
 
-    /// Whether bytes move.
+    /// Whether the socket moves bytes.
     pub fn is_up(&self) -> bool {
-        self.lost.is_none() && self.exchange.is_none()
+        self.lost.is_none()
     }
 
     /// Whether there are bytes to receive. Those of a lost connection count until a new one replaces it.
@@ -123,11 +119,10 @@ impl<S: Stream> ResumableSocket<S> {
     /// # Errors
     /// [`Error::PeerClosed`] if the peer has closed its end, or if this socket is never resumed.
     pub fn lose(&mut self, error: StreamError) -> Result<(), Error> {
-        if self.renewable.lose(error)? {
-            (self.is_renewed, self.is_fresh) = (true, true);
-        }
+        let is_renewed = self.renewable.lose(error)?;
+        self.is_fresh |= is_renewed;
+        self.exchange = is_renewed.then(Exchange::new);
         self.lost.get_or_insert((error, None));
-        self.exchange = None;
         Ok(())
     }
 
@@ -171,12 +166,14 @@ impl<S: Stream> ResumableSocket<S> {
             *since_ns = Some(now_ns.saturating_sub(silence_ns));
         }
         let mended = self.renewable.mend(now_ns, false, times.within_ns)?;
-        if matches!(mended, StreamNews::Renewed { .. }) || core::mem::take(&mut self.is_renewed) {
+        if let StreamNews::Renewed { .. } = mended {
             (self.exchange, self.is_fresh) = (Some(Exchange::new()), true);
             self.lost.get_or_insert((StreamError::Closed, Some(now_ns)));
-            return Ok(SocketNews::Renewed);
         }
         if let Some(exchange) = &mut self.exchange {
+            if exchange.ours.is_none() {
+                return Ok(SocketNews::Renewed);
+            }
             match exchange.poll(&mut self.renewable.stream) {
                 Ok(None) => {}
                 Ok(Some(frame)) => {
@@ -191,9 +188,7 @@ impl<S: Stream> ResumableSocket<S> {
         if let Some((error, Some(since_ns))) = self.lost {
             let lost_ns = now_ns.saturating_sub(since_ns);
             if lost_ns >= times.within_ns {
-                let lost_ms = (lost_ns / 1_000_000) as u32;
-                let side = self.renewable.side();
-                return Err(Error::Line(LineError { error, lost_ms, side }));
+                return Err(self.renewable.out_of_time(error, lost_ns));
             }
         }
         Ok(match mended {

@@ -103,11 +103,10 @@ impl SocketSettings {
     /// Bears silence for the whole time, where lost sockets do not go on over new connections.
     fn apply(&self, mut links: Links<OobStream>) -> io::Result<Links<OobStream>> {
         if self.resumes && !links.resumes {
+            let data = DataSettings { silence: self.silence, ..self.data() };
             let Links { control, main, lanes, .. } = &mut links;
-            for socket in [control, main].into_iter().chain(lanes) {
-                socket.stream_mut().bear_silence(self.silence)?;
-                socket.stream().wait_for_reader()?;
-            }
+            let mut sockets = [control, main].into_iter().chain(lanes);
+            sockets.try_for_each(|socket| data.apply(socket.stream_mut()))?;
         }
         Ok(links)
     }
@@ -116,7 +115,7 @@ impl SocketSettings {
         let data = self.data();
         let ns = |time: Duration| time.as_nanos() as u64;
         let times = ResumeTimes { within_ns: ns(self.silence), silence_ns: ns(data.silence) };
-        Resumption { times, data, has_alerted: false, has_warned: false }
+        Resumption::new(times, data)
     }
 }
 

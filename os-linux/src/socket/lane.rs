@@ -5,6 +5,7 @@ mod worker;
 
 use std::collections::VecDeque;
 use std::io;
+use std::iter;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -245,19 +246,19 @@ impl<O> Lanes<O> {
         self.lanes.iter().any(|end| end.lane.lock().queue.is_behind())
     }
 
+    /// Whether any chunk is not done, or is copied and not acknowledged.
+    pub(super) fn have_chunks(&self) -> bool {
+        self.lanes.iter().any(|end| !end.owners.is_empty())
+    }
+
+    /// Whether the owner of a chunk that has moved waits for an acknowledge.
+    pub(super) fn await_acks(&self) -> bool {
+        self.lanes.iter().any(|end| end.awaited(|lens| lens.next().is_some()))
+    }
+
     /// Number of bytes of the longest chunk that has moved and whose owner waits for an acknowledge.
-    pub(super) fn moved_bytes_max(&self) -> usize {
-        let moved = |end: &LaneEnd<O>| {
-            let state = end.lane.lock();
-            state
-                .queue
-                .moved_lens()
-                .zip(&end.owners)
-                .filter(|(_, owner)| owner.is_some())
-                .map(|(len, _)| len)
-                .max()
-        };
-        self.lanes.iter().filter(|end| !end.owners.is_empty()).filter_map(moved).max().unwrap_or(0)
+    pub(super) fn awaited_bytes_max(&self) -> usize {
+        self.lanes.iter().map(|end| end.awaited(|lens| lens.max().unwrap_or(0))).max().unwrap_or(0)
     }
 
     /// Whether no owner waits for a chunk.
@@ -270,7 +271,19 @@ impl<O> Lanes<O> {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LaneFailed {
     index: usize,
-    pub(super) error: StreamError,
+    error: StreamError,
+}
+
+impl<O> LaneEnd<O> {
+    /// Looks at the lengths of the chunks that have moved and whose owners wait for an acknowledge.
+    fn awaited<R>(&self, look: impl FnOnce(&mut dyn Iterator<Item = usize>) -> R) -> R {
+        if self.owners.is_empty() {
+            return look(&mut iter::empty());
+        }
+        let state = self.lane.lock();
+        let waits = |(len, owner): (usize, &Option<O>)| owner.is_some().then_some(len);
+        look(&mut state.queue.moved_lens().zip(&self.owners).filter_map(waits))
+    }
 }
 
 impl Lane {

@@ -19,7 +19,7 @@ use invar_core::stall::{Counts, OwnNetwork, Role, StallSettings, Wait, Watch};
 
 use super::lane::{LaneDirection, Lanes};
 use super::pointer::pointer;
-use super::resume::{Resumption, reset, suspect_all};
+use super::resume::{Resumption, reset};
 use crate::clock::now_ns;
 use crate::interest::Interest;
 use crate::tcp::OobStream;
@@ -41,8 +41,6 @@ pub struct RecvComm {
     pub(super) control: ResumableSocket<OobStream>,
     /// How lost sockets are resumed, if this end acknowledges.
     pub(super) resumption: Option<Resumption>,
-    /// Whether no socket is lost.
-    is_whole: bool,
     /// Buffer of the frames that are being sent over control.
     news: [u8; NEWS_BYTES],
     news_unsent: std::ops::Range<usize>,
@@ -76,7 +74,6 @@ impl RecvComm {
             inbox: Inbox::new(),
             control,
             resumption: resumption.filter(|_| resumes),
-            is_whole: true,
             news: [0; NEWS_BYTES],
             news_unsent: 0..0,
             ends,
@@ -160,19 +157,19 @@ impl RecvComm {
         self.receiver.end().map_or(Ok(()), Err)
     }
 
-    /// Whether sockets are lost.
+    /// Whether sockets are known to be lost.
     pub fn is_recovering(&self) -> bool {
-        !self.is_whole
+        self.resumption.as_ref().is_some_and(|resumption| !resumption.is_whole)
     }
 
     /// Arms what ends a wait for a receive that was just tested in vain.
     pub fn arm(&mut self, interest: &mut Interest) {
         self.receiver.will_sleep();
         self.tell();
-        let Self { links: Some(links), receiver, inbox, .. } = self else { return };
-        if !self.is_whole {
+        if self.is_recovering() {
             interest.blind();
         }
+        let Self { links: Some(links), receiver, inbox, .. } = self else { return };
         if !self.news_unsent.is_empty() && self.control.is_up() {
             interest.room(self.control.stream());
         }
@@ -209,12 +206,13 @@ impl RecvComm {
     /// Looks whether the connection stands still. Asks the peer for its view, answers the peer, and warns.
     pub fn look_for_stall(&mut self, now_ns: u64) {
         self.read_views();
-        let Self { receiver, watch, control, is_whole, ends, .. } = self;
+        let is_recovering = self.is_recovering();
+        let Self { receiver, watch, control, ends, .. } = self;
         let network = || {
             let is_up = control.is_up();
             OwnNetwork::of_host(control.stream().host_answers().filter(|_| is_up))
         };
-        let counts = Counts { is_recovering: !*is_whole, ..receiver.counts() };
+        let counts = Counts { is_recovering, ..receiver.counts() };
         let own = watch.attend(counts, now_ns, network, NicCounters::default, ends);
         self.tell();
         // News on their way tell the peer enough. A peer that still waits asks again.
@@ -257,7 +255,7 @@ impl RecvComm {
     /// gone, and how many nanoseconds the next look may wait. The look comes sooner if the socket is readable or the
     /// program makes a call.
     pub fn rest(&self) -> Option<(RawFd, u64)> {
-        let is_calm = self.is_whole && self.receiver.end().is_none();
+        let is_calm = !self.is_recovering() && self.receiver.end().is_none();
         let rest_ns = self.watch.rest_ns().filter(|_| is_calm)?;
         Some((self.control.stream().as_fd().as_raw_fd(), rest_ns))
     }
@@ -296,25 +294,23 @@ impl RecvComm {
     }
 
     fn progress(&mut self) {
-        if !self.is_whole {
+        if self.is_recovering() {
             self.mend();
         }
-        let Self { links: Some(links), receiver, inbox, .. } = self else { return };
+        let Self { links: Some(links), receiver, inbox, control, .. } = self else { return };
         if let Err(error) = links.progress(receiver, inbox) {
             receiver.fail(error);
         }
-        let is_lost = !(self.control.is_up() && links.main.is_up() && links.lanes.are_up());
-        self.lost(is_lost);
+        if !(control.is_up() && links.main.is_up() && links.lanes.are_up()) {
+            self.lost();
+        }
         self.tell();
         self.close_if_over();
     }
 
-    /// Notes whether a socket is lost.
-    fn lost(&mut self, is_lost: bool) {
-        let Self { links: Some(Inbound { lanes, main, .. }), control, .. } = self else { return };
-        if is_lost && mem::take(&mut self.is_whole) && control.is_calling() {
-            suspect_all([control, main].into_iter().chain(lanes.sockets_mut()));
-        }
+    /// Notes that a socket is lost.
+    fn lost(&mut self) {
+        self.resumption.iter_mut().for_each(|resumption| resumption.is_whole = false);
     }
 
     /// Sends the sender news about posted buffers, and acknowledges, if it is time.
@@ -335,8 +331,9 @@ impl RecvComm {
                 Err(error) => {
                     self.news_unsent = 0..0;
                     // If the sender is gone, the other sockets show whether all its data has arrived.
-                    let lost = self.control.lose_sending(error);
-                    self.lost(lost.is_ok());
+                    if self.control.lose_sending(error).is_ok() {
+                        self.lost();
+                    }
                 }
             }
         }
@@ -365,13 +362,7 @@ impl RecvComm {
         }
         let sockets = [&mut *control, main].into_iter().chain(lanes.sockets_mut());
         // A reset discards what main and lanes bring.
-        *needs_reset |= resumption.attend(sockets, now_ns, |index| index == 0)?;
-        if self.is_whole
-            && !(control.is_up() && main.is_up() && lanes.are_up())
-            && control.is_calling()
-        {
-            suspect_all([&mut *control, main].into_iter().chain(lanes.sockets_mut()));
-        }
+        *needs_reset |= resumption.attend(sockets, now_ns, 1)?;
         match resumption.poll(control, now_ns, ends) {
             Ok(SocketNews::None | SocketNews::Lost(_)) => {}
             Ok(SocketNews::Renewed) => {
@@ -390,11 +381,8 @@ impl RecvComm {
         if let Err(error) = lanes.mend(now_ns, resumption, ends) {
             end.get_or_insert(error);
         }
-        self.is_whole = control.is_up() && main.is_up() && lanes.are_up();
-        *needs_reset &= !self.is_whole;
-        if self.is_whole {
-            resumption.is_whole(ends);
-        }
+        resumption.note(control.is_up() && main.is_up() && lanes.are_up(), ends);
+        *needs_reset &= !resumption.is_whole;
         Ok(())
     }
 

@@ -6,7 +6,6 @@ use invar_core::conn::StreamError;
 use invar_core::error::{Ends, Error};
 use invar_core::socket::{ResumableSocket, ResumeTimes, SocketNews};
 
-use crate::clock::now_ns;
 use crate::tcp::{DataSettings, OobStream};
 
 /// Time for which an acceptor waits for the peer's call, until it resets the other sockets of the connection. Somebody on
@@ -20,17 +19,23 @@ type Socket = ResumableSocket<OobStream>;
 pub(super) struct Resumption {
     pub(super) times: ResumeTimes,
     pub(super) data: DataSettings,
-    /// Whether this end, an acceptor, has reset sockets since all were there.
-    pub(super) has_alerted: bool,
+    /// Whether no socket is known to be lost.
+    pub(super) is_whole: bool,
+    /// Whether this end has given up or reset its other sockets since all were there.
+    has_acted: bool,
     /// Whether the user knows that sockets are lost.
-    pub(super) has_warned: bool,
+    has_warned: bool,
 }
 
 impl Resumption {
+    pub(super) fn new(times: ResumeTimes, data: DataSettings) -> Self {
+        Resumption { times, data, is_whole: true, has_acted: false, has_warned: false }
+    }
+
     /// Makes a lost socket go on over a new connection, as far as possible without waiting.
     ///
     /// # Errors
-    /// Those of [`ResumableSocket::poll`].
+    /// [`ResumableSocket::poll`] has failed: the peer lives no more, or the time is over.
     pub(super) fn poll(
         &mut self,
         socket: &mut Socket,
@@ -54,15 +59,21 @@ impl Resumption {
         Ok(news)
     }
 
-    /// Tells the user that no socket is lost any more.
-    pub(super) fn is_whole(&mut self, ends: &Ends) {
-        if mem::take(&mut self.has_warned) {
-            log::warn!("{ends}: the TCP connections were made anew");
+    /// Notes whether all sockets move bytes. Tells the user if they do so again.
+    pub(super) fn note(&mut self, is_whole: bool, ends: &Ends) {
+        self.is_whole = is_whole;
+        if is_whole {
+            self.has_acted = false;
+            if mem::take(&mut self.has_warned) {
+                log::warn!("{ends}: the TCP connections were made anew");
+            }
         }
     }
 
-    /// Looks which sockets of an end are lost, even if nobody moves bytes over them. An end that waits for the peer's call
-    /// in vain resets the sockets that `may_reset` allows, so that the peer calls. Returns whether it waits in vain.
+    /// Looks which sockets of an end are lost, even if nobody moves bytes over them, and acts once until all are there
+    /// again. An end that calls gives up all connections: they cross the same network, and the peer may have lost
+    /// others. An end that waits for the peer's call in vain resets the first `resettable` sockets, so that the peer
+    /// calls. Returns whether it has done so.
     ///
     /// # Errors
     /// A socket is lost and not resumed.
@@ -70,29 +81,33 @@ impl Resumption {
         &mut self,
         sockets: impl Iterator<Item = &'a mut Socket>,
         now_ns: u64,
-        may_reset: impl Fn(usize) -> bool,
+        resettable: usize,
     ) -> Result<bool, Error> {
         let mut sockets: Vec<&mut Socket> = sockets.collect();
-        let mut is_uncalled = false;
+        let is_calling = sockets.iter().any(|socket| socket.is_calling());
+        let mut needs_act = false;
         for socket in &mut sockets {
             if socket.is_up()
                 && let Some(error) = socket.stream().failure()
             {
                 socket.lose_sending(error)?;
             }
-            if socket.is_calling() && socket.stream().is_silent() {
+            if is_calling && socket.stream().is_silent() {
                 socket.suspect(now_ns);
             }
-            is_uncalled |= !socket.is_calling() && socket.is_uncalled(now_ns, ALERT_NS);
+            needs_act |= match is_calling {
+                true => !socket.is_up(),
+                false => socket.is_uncalled(now_ns, ALERT_NS),
+            };
         }
-        if !is_uncalled || mem::replace(&mut self.has_alerted, true) {
-            self.has_alerted &= !sockets.iter().all(|socket| socket.is_up());
+        if !needs_act || mem::replace(&mut self.has_acted, true) {
             return Ok(false);
         }
-        let others = sockets.into_iter().enumerate().filter(|(index, _)| may_reset(*index));
-        for (_, socket) in others.filter(|(_, socket)| socket.is_up()) {
-            reset(socket)?;
+        if is_calling {
+            sockets.into_iter().for_each(|socket| socket.suspect(now_ns));
+            return Ok(false);
         }
+        sockets.into_iter().take(resettable).filter(|socket| socket.is_up()).try_for_each(reset)?;
         Ok(true)
     }
 }
@@ -105,11 +120,4 @@ impl Resumption {
 pub(super) fn reset(socket: &mut Socket) -> Result<(), Error> {
     socket.stream().reset();
     socket.lose(StreamError::Os(libc::ECONNABORTED))
-}
-
-/// Gives up all connections of an end that calls, once one of them is lost. They cross the same network, and the peer may
-/// have lost others.
-pub(super) fn suspect_all<'a>(sockets: impl Iterator<Item = &'a mut Socket>) {
-    let now_ns = now_ns();
-    sockets.for_each(|socket| socket.suspect(now_ns));
 }

@@ -48,8 +48,6 @@ pub struct SendComm {
     pub(super) control: ResumableSocket<OobStream>,
     /// How lost sockets are resumed, if the receiver acknowledges.
     pub(super) resumption: Option<Resumption>,
-    /// Whether no socket is lost.
-    is_whole: bool,
     /// Addresses of the messages' first bytes, by the index of their requests. `None` if the message is copied.
     starts: Box<[Option<NonNull<u8>>; DEPTH_MAX]>,
     /// Copies of messages, each behind room for its frame.
@@ -92,7 +90,6 @@ impl SendComm {
             main,
             control,
             resumption: resumption.filter(|_| resumes),
-            is_whole: true,
             starts,
             copies,
             spare: Vec::new(),
@@ -211,7 +208,12 @@ impl SendComm {
     /// Whether sockets are lost, or bytes are to be written again.
     pub fn is_recovering(&self) -> bool {
         let is_behind = self.sender.is_behind() || self.lanes.is_behind();
-        !self.is_whole || self.resumption.is_some() && is_behind
+        !self.is_whole() || self.resumption.is_some() && is_behind
+    }
+
+    /// Whether no socket is known to be lost.
+    fn is_whole(&self) -> bool {
+        self.resumption.as_ref().is_none_or(|resumption| resumption.is_whole)
     }
 
     /// Arms what ends a wait for a send that was just tested in vain, or that could not start. The call first
@@ -225,7 +227,7 @@ impl SendComm {
         if self.awaits_ack() {
             self.idle(SLEEP_LOOKS);
         }
-        if !self.is_whole || self.awaits_ack() {
+        if !self.is_whole() || self.awaits_ack() {
             interest.blind();
         }
         if self.sender.has_outgoing() && self.main.is_up() {
@@ -277,7 +279,8 @@ impl SendComm {
     /// Looks whether the connection stands still. Asks the peer for its view, answers the peer, and warns. Call
     /// this after [`SendComm::check_peer`], which reads what the peer says.
     pub fn look_for_stall(&mut self, now_ns: u64) {
-        let Self { sender, watch, control, is_whole, ends, .. } = self;
+        let is_recovering = !self.is_whole();
+        let Self { sender, watch, control, ends, .. } = self;
         if let Some(ViewFrame { view, asks }) = sender.take_view().filter(|_| watch.is_shared()) {
             watch.heard(view, asks);
         }
@@ -285,7 +288,7 @@ impl SendComm {
             let is_up = control.is_up();
             OwnNetwork::of_host(control.stream().host_answers().filter(|_| is_up))
         };
-        let counts = Counts { is_recovering: !*is_whole, ..sender.counts() };
+        let counts = Counts { is_recovering, ..sender.counts() };
         let own = watch.attend(counts, now_ns, network, NicCounters::default, ends);
         // A view that is on its way tells the peer enough.
         if let Some((view, asks)) = own
@@ -353,7 +356,7 @@ impl SendComm {
     }
 
     fn progress(&mut self) {
-        if !self.is_whole {
+        if !self.is_whole() {
             self.mend();
         }
         if self.awaits_ack() {
@@ -377,6 +380,9 @@ impl SendComm {
     /// Notes the chunks that are done.
     fn collect(&mut self) {
         let Self { lanes, sender, resumption, .. } = self;
+        if !lanes.have_chunks() {
+            return;
+        }
         let acks = resumption.as_ref().map(|_| *sender.lane_acks());
         let collected = lanes
             .collect(acks.as_ref().map(|acks| &acks[..]), false, |index| sender.chunk_done(index));

@@ -15,7 +15,7 @@ const ACK_BYTES: u64 = 256 << 10;
 /// sender had too many copies.
 const IDLE_BYTES: u64 = COPIED_BYTES as u64;
 
-/// What was read, and what the sender was told of it.
+/// Number of bytes that the receiver has read from each socket, and number that it has acknowledged.
 #[derive(Debug)]
 pub(super) struct Acks {
     is_on: bool,

@@ -1,9 +1,9 @@
 //! Acknowledges, and the messages that are written again over a new connection.
 //!
-//! What the receiver has not read is lost with the connection. So a message stays until the receiver has
-//! acknowledged its bytes: a short one as a copy ([`Sender::kept`]), any other in the buffer of the caller, whose
-//! send is not done before. If the receiver takes its time, the caller copies the other messages too
-//! ([`Sender::keep_written`]), so that a send is done however late it is received.
+//! A lost connection loses the bytes that the receiver has not read. So the sender keeps each message until the
+//! receiver has acknowledged its bytes: a short message as a copy ([`Sender::kept`]), any other message in the buffer
+//! of the caller, whose send is not done before. If the receiver takes its time, the caller copies the other messages
+//! too ([`Sender::keep_written`]), so that a send is done however late it is received.
 
 use super::{Sender, Sending, on_main};
 use crate::comm::Request;
@@ -80,21 +80,24 @@ impl Sender {
 
     /// Number of bytes of the next message whose send waits for an acknowledge; 0 if there is none.
     pub fn held_bytes(&mut self) -> u32 {
-        let mut numbers = self.resumption.acked..self.written;
-        let held = numbers.find(|number| !self.reqs.at(*number as u32).value.is_kept);
-        held.filter(|_| self.resumption.held > 0).map_or(0, |n| self.reqs.at(n as u32).value.len)
+        self.next_held().map_or(0, |number| self.reqs.at(number).value.len)
+    }
+
+    /// Number of the next message that is written and whose send waits for an acknowledge.
+    fn next_held(&mut self) -> Option<u32> {
+        if self.resumption.held == 0 {
+            return None;
+        }
+        let mut numbers = (self.resumption.acked..self.written).map(|number| number as u32);
+        numbers.find(|number| !self.reqs.at(*number).value.is_kept)
     }
 
     /// Lets the next send that waits for an acknowledge be done, since the caller copies its message now. All its bytes
     /// were written to main. Returns the [`Request::index`](crate::comm::Request::index) and the number of bytes to
     /// copy.
     pub fn keep_written(&mut self) -> Option<(usize, usize)> {
-        if self.resumption.held == 0 {
-            return None;
-        }
-        let mut numbers = self.resumption.acked..self.written;
-        let number = numbers.find(|number| !self.reqs.at(*number as u32).value.is_kept)?;
-        let entry = self.reqs.at(number as u32);
+        let number = self.next_held()?;
+        let entry = self.reqs.at(number);
         (entry.value.is_kept, entry.value.is_late) = (true, true);
         entry.book();
         self.resumption.held -= 1;

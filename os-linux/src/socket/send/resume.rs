@@ -1,4 +1,4 @@
-//! What a sender does so that lost sockets go on over new connections: it keeps messages, and makes connections anew.
+//! The sender keeps messages, and makes connections anew, so that lost sockets go on over new ones.
 
 use std::mem;
 use std::ptr::NonNull;
@@ -9,7 +9,6 @@ use invar_core::socket::{COPIED_BYTES, COPIES_BYTES, FRAME_BYTES, KEPT_BYTES, Se
 
 use super::SendComm;
 use crate::clock::now_ns;
-use crate::socket::resume::suspect_all;
 
 /// Number of fruitless looks after which the sender copies messages that the receiver has not read, number of bytes of
 /// the longest message that need one more look, and number of looks that a sleep counts for.
@@ -28,7 +27,7 @@ const SPARES: usize = (COPIES_BYTES / COPIED_BYTES) as usize;
 impl SendComm {
     /// Whether a send may be done as soon as the receiver has acknowledged it.
     pub(super) fn awaits_ack(&self) -> bool {
-        self.sender.awaits_ack() || self.resumption.is_some() && self.lanes.moved_bytes_max() > 0
+        self.sender.awaits_ack() || self.resumption.is_some() && self.lanes.await_acks()
     }
 
     /// Notes looks that may have found no acknowledge. After many of them, copies the messages that the kernel has taken,
@@ -39,7 +38,7 @@ impl SendComm {
             return;
         }
         // The network may still carry a long message, and its copy takes long.
-        let longest = self.lanes.moved_bytes_max().max(self.sender.held_bytes() as usize);
+        let longest = self.lanes.awaited_bytes_max().max(self.sender.held_bytes() as usize);
         if (self.idle_looks as usize) < longest / KEEP_BYTES_PER_LOOK {
             return;
         }
@@ -70,11 +69,9 @@ impl SendComm {
     /// Notes that a socket is lost, or that it is not resumed.
     #[cold]
     pub(super) fn lost(&mut self, lost: Result<(), Error>) {
-        if let Err(error) = lost {
-            self.sender.fail(error);
-        } else if mem::take(&mut self.is_whole) && self.main.is_calling() {
-            let Self { control, main, lanes, .. } = self;
-            suspect_all([control, main].into_iter().chain(lanes.sockets_mut()));
+        match lost {
+            Ok(()) => self.resumption.iter_mut().for_each(|resumption| resumption.is_whole = false),
+            Err(error) => self.sender.fail(error),
         }
     }
 
@@ -95,13 +92,7 @@ impl SendComm {
         let now_ns = now_ns();
         let sockets = [&mut *control, main].into_iter().chain(lanes.sockets_mut());
         // The peer tells again what a reset of control discards.
-        resumption.attend(sockets, now_ns, |_| true)?;
-        if self.is_whole
-            && !(control.is_up() && main.is_up() && lanes.are_up())
-            && control.is_calling()
-        {
-            suspect_all([&mut *control, main].into_iter().chain(lanes.sockets_mut()));
-        }
+        resumption.attend(sockets, now_ns, usize::MAX)?;
         match resumption.poll(control, now_ns, ends)? {
             SocketNews::None | SocketNews::Lost(_) => {}
             SocketNews::Renewed => {
@@ -121,10 +112,7 @@ impl SendComm {
             }
         }
         lanes.mend(now_ns, resumption, ends)?;
-        self.is_whole = control.is_up() && main.is_up() && lanes.are_up();
-        if self.is_whole {
-            resumption.is_whole(ends);
-        }
+        resumption.note(control.is_up() && main.is_up() && lanes.are_up(), ends);
         Ok(())
     }
 }
