@@ -176,8 +176,8 @@ def _reducible(tensor):
 
 
 def _back(data, tensor):
-    """A function that copies the result of an operation in place from `data` to the tensor, or None if both are
-    one. As without a copy, autograd does not notice."""
+    """A function that copies the result of an operation in place from `data` to the tensor, or None if `data` is the
+    tensor. Autograd does not notice the copy, as it does not notice an operation in place."""
     return None if data is tensor else lambda: tensor.detach().copy_(data)
 
 

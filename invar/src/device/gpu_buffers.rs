@@ -7,10 +7,9 @@ use invar_cuda::{Driver, Pointer, PointerKind};
 use crate::Error;
 use crate::error::Kind;
 
-/// A number that no allocation has, since CUDA counts from 1. The number stands for a part of a range that CUDA does
-/// not know.
-const UNKNOWN: u64 = 1 << 63;
-static UNKNOWN_TAKEN: AtomicU64 = AtomicU64::new(0);
+/// The next number for a part of a range that CUDA does not know. No allocation has such a number, since CUDA counts from
+/// 1.
+static NEXT_UNKNOWN: AtomicU64 = AtomicU64::new(1 << 63);
 
 /// Returns CUDA's numbers of the allocations that have `len` bytes at `addr` on a GPU, in order.
 ///
@@ -25,7 +24,7 @@ pub(super) fn gpu_buffers(addr: u64, len: usize) -> Result<Vec<u64>, Error> {
     while from < len {
         let at = addr + from as u64;
         let Ok(next) = allocation_at(at) else {
-            buffer_ids.push(UNKNOWN | UNKNOWN_TAKEN.fetch_add(1, Ordering::Relaxed));
+            buffer_ids.push(NEXT_UNKNOWN.fetch_add(1, Ordering::Relaxed));
             break;
         };
         buffer_ids.push(next.buffer_id);
@@ -41,6 +40,7 @@ pub(super) fn gpu_buffers(addr: u64, len: usize) -> Result<Vec<u64>, Error> {
 pub(crate) fn gpu_allocation(addr: u64, len: usize) -> Result<Pointer, Error> {
     let pointer = allocation_at(addr)?;
     let Pointer { base, len: room, .. } = pointer;
+    // A registration by address notes only the number of the first allocation. Another one could be replaced unnoticed.
     if len > bytes_from(addr, &pointer) {
         let text = format!(
             "{len} bytes at {addr:#x} end beyond their allocation, {room} bytes of GPU memory at \
@@ -61,8 +61,6 @@ fn allocation_at(addr: u64) -> Result<Pointer, Error> {
     let driver = Driver::open().map_err(Kind::NoCuda)?;
     let pointer = Pointer::query(driver, addr).map_err(|error| Kind::Gpu(error.into()))?;
     let refuse = |what| Err(Kind::Usage(format!("at {addr:#x} there is {what}")).into());
-    // The next allocation has a number of its own, which may change while the number of this allocation
-    // stays.
     match pointer {
         Some(pointer) if pointer.kind == PointerKind::Device => Ok(pointer),
         Some(Pointer { kind: PointerKind::Managed, .. }) => {

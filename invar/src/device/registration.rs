@@ -56,8 +56,8 @@ pub unsafe fn register(device: &Device, start: NonNull<u8>, len: usize) -> Resul
 /// If a registration of the same allocation has all of the pages, the call takes a reference to that registration.
 /// The larger registration then lasts at least as long as the part's. NCCL 2.20 to 2.23 register a part of a buffer
 /// for each operation (`net.cc sendProxyProgress`), and their own transport takes such a part for a hit
-/// (`net_ib.cc ncclIbRegMrDmaBufInternal`). A range with a DMA-BUF may be in several allocations. It shares a
-/// registration of the same allocations.
+/// (`net_ib.cc ncclIbRegMrDmaBufInternal`). A range with a DMA-BUF may be in several allocations. Such a range
+/// shares a registration that has all of its pages and is of the same list of allocations.
 ///
 /// # Errors
 /// Fails if [`register`] would fail, or if there is no CUDA. Fails if CUDA does not know the memory, or if the range
@@ -212,7 +212,7 @@ impl Cache {
         self.gpu_pages.insert((domain, addr, end));
     }
 
-    /// Gives back a reference to an allocation.
+    /// Gives back a reference to a list of allocations.
     fn leave(&mut self, buffer_ids: Option<&[u64]>) {
         if let Some(buffer_ids) = buffer_ids {
             self.gpu_buffers.release(buffer_ids);

@@ -46,8 +46,8 @@ pub trait End: Send {
     }
 
     /// Ends the connection. A receiving end first tells the peer of the buffers that it has posted, if
-    /// that takes no longer than [`CLOSE_MAX`]. Over NICs, if an end has waited in vain for a peer on the same host
-    /// within the last second, this end does not wait.
+    /// that takes no longer than [`CLOSE_MAX`]. Over NICs, this end does not wait if another end of the
+    /// process has waited in vain for the peer's host within the last second.
     fn close(self: Box<Self>) {}
 
     /// Checks whether the peer is still there, and continues a recovery. Call this now and then, more often

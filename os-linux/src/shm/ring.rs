@@ -78,14 +78,9 @@ impl RingLayout {
 
     /// Makes the layout with the longest slots whose ring has at most `ring_bytes`. A slot has at least a page, so
     /// the ring may be longer than a very small `ring_bytes`.
-    pub const fn within(ring_bytes: usize) -> Self {
+    pub fn within(ring_bytes: usize) -> Self {
         let slot_bytes = ring_bytes.saturating_sub(SLOTS_AT) / SLOTS as usize;
-        let slot_bytes = slot_bytes & !(SLOTS_AT - 1);
-        match slot_bytes {
-            0 => RingLayout { slot_bytes: SLOTS_AT },
-            SLOT_BYTES_MAX.. => RingLayout { slot_bytes: SLOT_BYTES_MAX },
-            _ => RingLayout { slot_bytes },
-        }
+        RingLayout { slot_bytes: (slot_bytes & !(SLOTS_AT - 1)).clamp(SLOTS_AT, SLOT_BYTES_MAX) }
     }
 
     /// Returns the maximum length of a message in bytes.

@@ -178,6 +178,11 @@ impl World {
         self.net().message_bytes_max = bytes;
     }
 
+    /// Length of the longest work request that ports carry, in bytes.
+    pub fn message_bytes_max(&self) -> u32 {
+        self.net().message_bytes_max
+    }
+
     /// Lets devices report that their port went down.
     pub fn report_ports(&self) {
         self.net().reports_ports = true;

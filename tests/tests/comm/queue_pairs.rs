@@ -189,6 +189,32 @@ fn packets_have_a_global_route_where_either_port_requires_it_or_the_peer_is_in_a
     }
 }
 
+/// Connects two NICs while a man in the middle changes the connector's message and the acceptor's answer.
+fn connect_changed(
+    nics: [Meddler; 2],
+    change_message: impl FnOnce(&mut [u8]),
+    change_answer: impl FnOnce(&mut [u8]),
+) -> [Rc<Plan>; 2] {
+    let plans = nics.each_ref().map(|nic| Rc::clone(&nic.plan));
+    let [a, b] = nics;
+    let [(here, mut here_far), (there, mut there_far)] = [Pipe::pair(), Pipe::pair()];
+    let settings = CommSettings::default();
+    let mut connector = Connector::new(a, 1, here, None, settings, 0);
+    let mut acceptor = Acceptor::new(b, 2, there, Session::UNKNOWN_PEER, settings, 0);
+    const ANSWER_BYTES: usize = MESSAGE_BYTES_MAX + TIME_BYTES;
+    let mut message = [0; ANSWER_BYTES];
+    assert!(connector.poll(0).expect("no error").is_none());
+    assert_eq!(here_far.recv(&mut message), Ok(MESSAGE_BYTES_MAX));
+    change_message(&mut message);
+    assert_eq!(there_far.send(&message[..MESSAGE_BYTES_MAX]), Ok(MESSAGE_BYTES_MAX));
+    assert!(acceptor.poll(0).expect("no error").is_none());
+    assert_eq!(there_far.recv(&mut message), Ok(ANSWER_BYTES));
+    change_answer(&mut message);
+    assert_eq!(here_far.send(&message), Ok(ANSWER_BYTES));
+    assert!(connector.poll(0).expect("no error").is_some());
+    plans
+}
+
 /// Offset of the features in a message, and their bit for a global route.
 const FEATURES: usize = 16;
 const GRH: u8 = 1 << 7;
@@ -199,29 +225,22 @@ fn an_end_connects_to_a_version_that_does_not_know_the_need_for_a_global_route()
         (port.link_layer, port.lid) = (LinkLayer::Infiniband, 70);
         port.needs_grh = i == 0;
     });
-    let [a, b] = nics.map(|nic| (Rc::clone(&nic.plan), nic));
-    let [(here, mut here_far), (there, mut there_far)] = [Pipe::pair(), Pipe::pair()];
-    let settings = CommSettings::default();
-    let mut connector = Connector::new(a.1, 1, here, None, settings, 0);
-    let mut acceptor = Acceptor::new(b.1, 2, there, Session::UNKNOWN_PEER, settings, 0);
-    const ANSWER_BYTES: usize = MESSAGE_BYTES_MAX + TIME_BYTES;
-    let mut message = [0; ANSWER_BYTES];
-    assert!(connector.poll(0).expect("no error").is_none());
-    assert_eq!(here_far.recv(&mut message), Ok(MESSAGE_BYTES_MAX));
-    // An older version sends no such bit.
-    assert_eq!(message[FEATURES] & GRH, GRH);
-    message[FEATURES] &= !GRH;
-    assert_eq!(there_far.send(&message[..MESSAGE_BYTES_MAX]), Ok(MESSAGE_BYTES_MAX));
-    assert!(acceptor.poll(0).expect("no error").is_none());
-    assert_eq!(there_far.recv(&mut message), Ok(ANSWER_BYTES));
-    // A newer version may send bits that this version does not know.
-    assert_eq!(message[FEATURES + 1], 0);
-    message[FEATURES + 1] = 0xff;
-    assert_eq!(here_far.send(&message), Ok(ANSWER_BYTES));
-    assert!(connector.poll(0).expect("no error").is_some());
+    let [a, b] = connect_changed(
+        nics,
+        // An older version sends no such bit.
+        |message| {
+            assert_eq!(message[FEATURES] & GRH, GRH);
+            message[FEATURES] &= !GRH;
+        },
+        // A newer version may send bits that this version does not know.
+        |answer| {
+            assert_eq!(answer[FEATURES + 1], 0);
+            answer[FEATURES + 1] = 0xff;
+        },
+    );
     let is_global =
         |plan: &Plan| rtr(plan).iter().map(|attr| attr.ah.is_global).collect::<Vec<_>>();
-    assert_eq!([is_global(&a.0), is_global(&b.0)], [[true], [false]]);
+    assert_eq!([is_global(&a), is_global(&b)], [[true], [false]]);
 }
 
 #[test]
@@ -244,23 +263,9 @@ fn the_smaller_mtu_of_both_ends_is_used() {
 #[test]
 fn an_acceptor_that_answers_with_a_larger_mtu_is_not_followed() {
     let nics = nics(|_, port| port.active_mtu = Mtu::Mtu1024);
-    let [a, b] = nics.map(|nic| (Rc::clone(&nic.plan), nic));
-    let [(here, mut here_far), (there, mut there_far)] = [Pipe::pair(), Pipe::pair()];
-    let settings = CommSettings::default();
-    let mut connector = Connector::new(a.1, 1, here, None, settings, 0);
-    let mut acceptor = Acceptor::new(b.1, 2, there, Session::UNKNOWN_PEER, settings, 0);
-    // A man in the middle changes the answer.
-    const ANSWER_BYTES: usize = MESSAGE_BYTES_MAX + TIME_BYTES;
-    let mut message = [0; ANSWER_BYTES];
-    assert!(connector.poll(0).expect("no error").is_none());
-    assert_eq!(here_far.recv(&mut message), Ok(MESSAGE_BYTES_MAX));
-    assert_eq!(there_far.send(&message[..MESSAGE_BYTES_MAX]), Ok(MESSAGE_BYTES_MAX));
-    assert!(acceptor.poll(0).expect("no error").is_none());
-    assert_eq!(there_far.recv(&mut message), Ok(ANSWER_BYTES));
-    message[PREFACE_BYTES + 536] = Mtu::Mtu4096 as u8;
-    assert_eq!(here_far.send(&message), Ok(ANSWER_BYTES));
-    assert!(connector.poll(0).expect("no error").is_some());
-    assert_eq!(rtr(&a.0).iter().map(|attr| attr.path_mtu).collect::<Vec<_>>(), [Mtu::Mtu1024]);
+    let larger = |answer: &mut [u8]| answer[PREFACE_BYTES + 536] = Mtu::Mtu4096 as u8;
+    let [a, _] = connect_changed(nics, |_| {}, larger);
+    assert_eq!(rtr(&a).iter().map(|attr| attr.path_mtu).collect::<Vec<_>>(), [Mtu::Mtu1024]);
 }
 
 /// The payload bytes of packets that two ends agree on. `long_mtus` are the abilities of their ports,

@@ -166,19 +166,18 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
             }
             let only = only_qp(verbs, row, 1, room.size as u32);
             entries[0].rearm(qps_of(verbs, only));
-            let piece = target.message_bytes_max;
-            let is_cut = is_planted(Mutant::ResendLaterPieces) && buf.len > piece;
-            let skipped = if is_cut { piece } else { 0 };
-            let whole = SendWr {
-                remote_addr: room.addr + u64::from(skipped),
+            let mut whole = SendWr {
+                remote_addr: room.addr,
                 rkey: room.rkey,
-                sge: Sge {
-                    addr: buf.addr + u64::from(skipped),
-                    length: buf.len - skipped,
-                    lkey: buf.lkey,
-                },
+                sge: Sge { addr: buf.addr, length: buf.len, lkey: buf.lkey },
                 ..with_imm(first.raw(), buf.len)
             };
+            let piece = target.message_bytes_max;
+            if is_planted(Mutant::ResendLaterPieces) && buf.len > piece {
+                whole.remote_addr += u64::from(piece);
+                whole.sge.addr += u64::from(piece);
+                whole.sge.length -= piece;
+            }
             post_single(verbs, &mut route.backlog, target, &whole, at, only)
         } else if GROUP_NREQS.contains(&nreqs) {
             let mut group = Group::new(target);

@@ -9,7 +9,7 @@ use invar_core::conn::{CommSettings, PacketAuth, Wire};
 use invar_core::nic::{Nic, QpOptions};
 use invar_linux::rails::Rails;
 
-use super::terrain::{LENGTHS, lengthen, network, shorten};
+use super::terrain::{lengthen, network, shorten};
 use super::{Event, Fault, Outcome, SimNic, State as MachineState, World};
 use crate::duo;
 use crate::model::comm::{End, Op, Shape, Traffic};
@@ -102,8 +102,6 @@ struct History<N: Nic> {
     cuts: Vec<(u64, usize)>,
     /// The number of faults in a million actions.
     fault_ppm: u32,
-    /// The length of the longest message that a comm may have.
-    message_bytes_max: usize,
     /// Decides on the killed end alone, so that histories without one stay as they are.
     fate: Random,
 }
@@ -121,7 +119,7 @@ impl<N: Nic + Clone> History<N> {
         let (world, nics) = network(&mut random, ports as u32, ipv6);
         let mut packets = Random::new(seed ^ PACKETS);
         lengthen(&mut packets, &world, &nics);
-        let message_bytes_max = shorten(&mut Random::new(seed ^ LENGTHS), &world, &LIMITS);
+        shorten(seed, &world, &LIMITS);
         let nics = assemble(&mut random, nics);
         world.delay_completions(random.pick(&[0, 3_000, 100_000]));
         if random.chance(500_000) {
@@ -141,7 +139,6 @@ impl<N: Nic + Clone> History<N> {
             outs,
             cuts,
             fault_ppm,
-            message_bytes_max,
             fate,
         };
         for _ in 0..history.random.below(3) + 1 {
@@ -181,7 +178,9 @@ impl<N: Nic + Clone> History<N> {
         let duo = duo::connect([a, b], [settings; 2], || self.world.advance(20_000))
             .expect("nothing has gone wrong yet");
         let recovers = settings.recovery_timeout_ns > 0 && settings.wire == Wire::Invar;
-        let message_bytes_max = random.pick(&MESSAGES_BYTES_MAX).min(self.message_bytes_max);
+        // A send queue has room for two pieces of each message.
+        let limit = 2 * self.world.message_bytes_max() as usize;
+        let message_bytes_max = random.pick(&MESSAGES_BYTES_MAX).min(limit);
         let shape = Shape { message_bytes_max, cells: 40, prompt: false };
         let cable = duo.cable.clone();
         if random.chance(500_000) {

@@ -32,17 +32,13 @@ pub(super) fn lengthen(random: &mut Random, world: &World, nics: &[SimNic]) {
 
 /// Changes a seed to that of the choice of [`shorten`]. With a stream of its own, the choice leaves all others as
 /// they are.
-pub(super) const LENGTHS: u64 = 0x3c6e_f72f_e94f_82b5;
+const LENGTHS: u64 = 0x3c6e_f72f_e94f_82b5;
 
-/// Gives all ports one of the `limits` on the length of a work request, in bytes; 0 stands for none. Returns the
-/// length of the longest message that a connection may then have: a send queue has room for two pieces of each.
-pub(super) fn shorten(random: &mut Random, world: &World, limits: &[u32]) -> usize {
-    match random.pick(limits) {
-        0 => usize::MAX,
-        limit => {
-            world.limit_messages(limit);
-            2 * limit as usize
-        }
+/// Gives all ports one of the `limits` on the length of a work request, in bytes; 0 stands for none.
+pub(super) fn shorten(seed: u64, world: &World, limits: &[u32]) {
+    let limit = Random::new(seed ^ LENGTHS).pick(limits);
+    if limit > 0 {
+        world.limit_messages(limit);
     }
 }
 

@@ -38,7 +38,7 @@ const SPARE_NS: u64 = 100_000_000;
 pub(in crate::sim) fn run(seed: u64) -> Outcome {
     let mut random = Random::new(seed);
     let script = Script::new(&mut random);
-    let history = History::new(&script, random, &mut Random::new(seed ^ terrain::LENGTHS));
+    let history = History::new(&script, random, seed);
     history.live()
 }
 
@@ -142,13 +142,13 @@ struct Connection {
 }
 
 impl<'s> History<'s> {
-    fn new(script: &'s Script, mut random: Random, lengths: &mut Random) -> Self {
+    fn new(script: &'s Script, mut random: Random, seed: u64) -> Self {
         let ipv6 = random.chance(500_000);
         let (world, nics) = terrain::network(&mut random, script.nranks, ipv6);
         terrain::lengthen(&mut random, &world, &nics);
         // In half of the histories full slots go in two pieces. A piece has at least 128 bytes.
         let half = script.channels.slot_bytes as u32 / 2;
-        terrain::shorten(lengths, &world, &[0, if half < 128 { 0 } else { half }]);
+        terrain::shorten(seed, &world, &[0, if half < 128 { 0 } else { half }]);
         let apart = random.chance(500_000);
         let mut history = History {
             random,
