@@ -14,6 +14,7 @@ mod adapter;
 mod boxed;
 mod closing;
 mod end;
+mod hooks;
 mod keeper;
 mod keeper_end;
 mod kind;

@@ -1,23 +1,22 @@
 //! Ends of connections on NICs.
 
-use std::os::fd::{BorrowedFd, RawFd};
+use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use invar_core::comm::{self, Fast, Flush, FlushBuf, RecvBuf, Request, SendBuf};
 use invar_core::conn::Stream;
 use invar_core::error::{Ends, Error as CoreError};
-use invar_core::nic::NicCounters;
 use invar_core::stall::Wait;
 use invar_linux::clock;
 use invar_linux::interest::Interest;
 use invar_linux::tcp::OobStream;
 
-use super::closing;
 use super::end::{Carrier, End, RecvEnd, SendEnd, copy_sizes};
+use super::hooks::CommHooks;
 use super::keeper::{Attention, Rest};
 use super::nic::SharedNic;
 use super::peer::PeerState;
-use super::recorded::{EndState, Snapshot};
+use super::recorded::Snapshot;
 
 /// A comm on its NIC. The NIC outlives the comm.
 #[repr(C)]
@@ -50,112 +49,8 @@ impl<C, N: Clone> On<C, N> {
     }
 }
 
-/// The functions of all kinds of comms that are needed to look after them.
-pub(super) trait CommHooks {
-    /// Checks whether the peer is still there, and continues a recovery.
-    fn check_peer(&mut self, now_ns: u64) -> Result<(), CoreError>;
-
-    fn is_recovering(&self) -> bool {
-        false
-    }
-
-    /// If nothing is under way, returns the descriptor that is readable when the comm needs a look, and how many
-    /// nanoseconds the next look may wait. The look comes sooner if the descriptor is readable or the program makes a
-    /// call.
-    fn rest(&self) -> Option<(RawFd, u64)>;
-
-    /// Returns the descriptor that hangs up when the peer has gone, unless the descriptors of the data do.
-    fn line(&self) -> Option<RawFd> {
-        None
-    }
-
-    /// Notes that the program goes to sleep in the wait that it called last, or with `None` that the wait is over.
-    fn park(&mut self, asleep_ns: Option<u64>);
-
-    /// Whether the program's next call is to be noted.
-    fn notes_call(&self) -> bool;
-
-    /// Notes a call of the program. `wait` is the call that could do nothing.
-    fn called(&mut self, wait: Wait, now_ns: u64);
-
-    /// Returns what the flight recorder keeps of the comm, if it keeps any.
-    fn snapshot(&self, _nic: Option<NicCounters>, _now_ns: u64) -> Option<Snapshot> {
-        None
-    }
-}
-
-impl<N: SharedNic, S: Stream> CommHooks for comm::SendComm<N, S> {
-    fn check_peer(&mut self, now_ns: u64) -> Result<(), CoreError> {
-        comm::SendComm::check_peer(self, now_ns)
-    }
-
-    fn is_recovering(&self) -> bool {
-        self.recovery_stage().is_some()
-    }
-
-    fn rest(&self) -> Option<(RawFd, u64)> {
-        comm::SendComm::rest(self)
-    }
-
-    fn line(&self) -> Option<RawFd> {
-        comm::SendComm::line(self)
-    }
-
-    fn park(&mut self, asleep_ns: Option<u64>) {
-        comm::SendComm::park(self, asleep_ns);
-    }
-
-    fn notes_call(&self) -> bool {
-        comm::SendComm::notes_call(self)
-    }
-
-    fn called(&mut self, wait: Wait, now_ns: u64) {
-        comm::SendComm::called(self, wait, now_ns);
-    }
-
-    fn snapshot(&self, nic: Option<NicCounters>, now_ns: u64) -> Option<Snapshot> {
-        let state = EndState { error: self.end(), fenced: self.fenced(), rails: self.rails() };
-        Snapshot::of(self.watch(), self.ends(), self.numbers(), nic, state, now_ns)
-    }
-}
-
-impl<N: SharedNic, S: Stream> CommHooks for comm::RecvComm<N, S> {
-    fn check_peer(&mut self, now_ns: u64) -> Result<(), CoreError> {
-        comm::RecvComm::check_peer(self, now_ns)
-    }
-
-    fn is_recovering(&self) -> bool {
-        self.recovery_stage().is_some()
-    }
-
-    fn rest(&self) -> Option<(RawFd, u64)> {
-        comm::RecvComm::rest(self)
-    }
-
-    fn line(&self) -> Option<RawFd> {
-        comm::RecvComm::line(self)
-    }
-
-    fn park(&mut self, asleep_ns: Option<u64>) {
-        comm::RecvComm::park(self, asleep_ns);
-    }
-
-    fn notes_call(&self) -> bool {
-        comm::RecvComm::notes_call(self)
-    }
-
-    fn called(&mut self, wait: Wait, now_ns: u64) {
-        comm::RecvComm::called(self, wait, now_ns);
-    }
-
-    fn snapshot(&self, nic: Option<NicCounters>, now_ns: u64) -> Option<Snapshot> {
-        let state = EndState { error: self.end(), fenced: self.fenced(), rails: self.rails() };
-        Snapshot::of(self.watch(), self.ends(), self.numbers(), nic, state, now_ns)
-    }
-}
-
 #[expect(private_bounds, reason = "these are the four kinds of comms")]
-impl<C: CommHooks, N> On<C, N> {
+impl<C: CommHooks<N> + Send, N: Send> On<C, N> {
     /// Continues a recovery, or returns the error of an end whose peer has gone. Call this after a call
     /// that found nothing to do. `wait` is that call.
     #[inline(always)]
@@ -176,7 +71,7 @@ impl<C: CommHooks, N> On<C, N> {
     }
 
     /// Notes a call of the program.
-    pub(super) fn note(&mut self, wait: Wait) {
+    fn note(&mut self, wait: Wait) {
         let now_ns = self.now_ns();
         self.comm.called(wait, now_ns);
     }
@@ -185,8 +80,50 @@ impl<C: CommHooks, N> On<C, N> {
         self.clock.as_ref().map_or_else(clock::now_ns, |now_ns| now_ns())
     }
 
+    /// Checks whether the peer is still there, and continues a recovery.
+    #[cold]
+    #[inline(never)]
+    fn check_peer(&mut self) -> Result<(), CoreError> {
+        let now_ns = self.now_ns();
+        let checked = self.comm.check_peer(now_ns);
+        checked.or_else(|error| self.peer.failed(error, now_ns))
+    }
+}
+
+impl<C: CommHooks<N> + Send, N: Send> End for On<C, N> {
+    fn ends(&self) -> Ends {
+        self.comm.ends().clone()
+    }
+
+    fn carriers(&mut self, request: &Request) -> Option<Vec<Carrier>> {
+        self.comm.carriers(request)
+    }
+
+    fn needs_calls(&self) -> bool {
+        C::NEEDS_CALLS
+    }
+
+    fn arm(&mut self, interest: &mut Interest) {
+        self.comm.arm(interest);
+        if let Some(line) = self.comm.line().filter(|_| self.peer == PeerState::Open) {
+            // SAFETY: the descriptor is one of the comm's, which is borrowed meanwhile.
+            interest.hang_up(unsafe { BorrowedFd::borrow_raw(line) });
+        }
+    }
+
+    fn close(self: Box<Self>) {
+        let On { comm, nic, .. } = *self;
+        comm.close(&nic);
+    }
+
+    fn look(&mut self) -> Attention {
+        // The program's next call returns the error.
+        let _ = self.check_peer();
+        self.attention()
+    }
+
     #[inline(always)]
-    pub(super) fn attention(&self) -> Attention {
+    fn attention(&self) -> Attention {
         if self.comm.is_recovering() {
             Attention::Recovery
         } else if self.peer == PeerState::Closed {
@@ -198,79 +135,24 @@ impl<C: CommHooks, N> On<C, N> {
         }
     }
 
-    pub(super) fn rest(&self) -> Option<Rest<'_>> {
+    fn rest(&self) -> Option<Rest<'_>> {
         let (descriptor, within_ns) = self.comm.rest().filter(|_| self.peer == PeerState::Open)?;
         // SAFETY: the descriptor is one of the comm's, and the result borrows the comm.
         let news = unsafe { BorrowedFd::borrow_raw(descriptor) };
         Some(Rest { news, within: Duration::from_nanos(within_ns) })
     }
 
-    /// Arms what wakes a waiter if the peer goes.
-    fn arm_line(&self, interest: &mut Interest) {
-        if let Some(line) = self.comm.line().filter(|_| self.peer == PeerState::Open) {
-            // SAFETY: the descriptor is one of the comm's, which is borrowed meanwhile.
-            interest.hang_up(unsafe { BorrowedFd::borrow_raw(line) });
-        }
-    }
-
-    pub(super) fn park(&mut self, is_asleep: bool) {
+    fn park(&mut self, is_asleep: bool) {
         let asleep_ns = is_asleep.then(|| self.now_ns());
         self.comm.park(asleep_ns);
-    }
-
-    /// Checks whether the peer is still there, and continues a recovery.
-    #[cold]
-    #[inline(never)]
-    pub(super) fn check_peer(&mut self) -> Result<(), CoreError> {
-        let now_ns = self.now_ns();
-        let checked = self.comm.check_peer(now_ns);
-        checked.or_else(|error| self.peer.failed(error, now_ns))
-    }
-}
-
-impl<N: SharedNic, S: Stream + Send> End for On<comm::SendComm<N, S>, N> {
-    fn ends(&self) -> Ends {
-        self.comm.ends().clone()
-    }
-
-    fn carriers(&mut self, request: &Request) -> Option<Vec<Carrier>> {
-        Some(self.comm.work(request)?.map(Carrier::Work).collect())
-    }
-
-    fn look(&mut self) -> Attention {
-        // The program's next call returns the error.
-        let _ = self.check_peer();
-        self.attention()
-    }
-
-    #[inline(always)]
-    fn attention(&self) -> Attention {
-        On::attention(self)
-    }
-
-    fn rest(&self) -> Option<Rest<'_>> {
-        On::rest(self)
-    }
-
-    fn park(&mut self, is_asleep: bool) {
-        On::park(self, is_asleep);
     }
 
     fn called(&mut self) {
         self.note(Wait::None);
     }
 
-    fn arm(&mut self, interest: &mut Interest) {
-        // SAFETY: the NIC keeps the descriptor open as long as the queue, and so as long as this end.
-        let mut ready = |fd| interest.readable(unsafe { BorrowedFd::borrow_raw(fd) });
-        if !self.comm.arm(&mut ready) {
-            interest.blind();
-        }
-        self.arm_line(interest);
-    }
-
     fn snapshot(&self, counts: bool) -> Option<Snapshot> {
-        self.comm.snapshot(counts.then(|| self.nic.counters()), self.now_ns())
+        self.comm.snapshot(&self.nic, counts, self.now_ns())
     }
 
     fn is_done(&mut self, request: &Request) -> bool {
@@ -340,75 +222,6 @@ impl<N: SharedNic, S: Stream + Send> SendEnd for On<comm::SendComm<N, S>, N> {
             self.idle(Wait::Test)?;
         }
         Ok(sent)
-    }
-}
-
-impl<N: SharedNic, S: Stream + Send> End for On<comm::RecvComm<N, S>, N> {
-    fn ends(&self) -> Ends {
-        self.comm.ends().clone()
-    }
-
-    fn carriers(&mut self, request: &Request) -> Option<Vec<Carrier>> {
-        Some(self.comm.work(request).map(Carrier::Work).collect())
-    }
-
-    fn look(&mut self) -> Attention {
-        // The program's next call returns the error.
-        let _ = self.check_peer();
-        self.attention()
-    }
-
-    #[inline(always)]
-    fn attention(&self) -> Attention {
-        On::attention(self)
-    }
-
-    fn rest(&self) -> Option<Rest<'_>> {
-        On::rest(self)
-    }
-
-    fn park(&mut self, is_asleep: bool) {
-        On::park(self, is_asleep);
-    }
-
-    fn called(&mut self) {
-        self.note(Wait::None);
-    }
-
-    fn arm(&mut self, interest: &mut Interest) {
-        // SAFETY: the NIC keeps the descriptor open as long as the queue, and so as long as this end.
-        let mut ready = |fd| interest.readable(unsafe { BorrowedFd::borrow_raw(fd) });
-        if !self.comm.arm(&mut ready) {
-            interest.blind();
-        }
-        self.arm_line(interest);
-    }
-
-    fn snapshot(&self, counts: bool) -> Option<Snapshot> {
-        self.comm.snapshot(counts.then(|| self.nic.counters()), self.now_ns())
-    }
-
-    fn is_done(&mut self, request: &Request) -> bool {
-        self.comm.is_done(request)
-    }
-
-    #[inline(always)]
-    fn test_fast(&mut self, request: &Request) -> Fast<u32> {
-        self.comm.test_fast(request)
-    }
-
-    fn close(self: Box<Self>) {
-        let On { comm, nic, .. } = *self;
-        let host = comm.ends().peer.map(|peer| peer.ip());
-        let mut ending = comm.close();
-        closing::wait(host, || {
-            let is_over = ending.poll();
-            if !is_over {
-                nic.progress();
-                std::thread::yield_now();
-            }
-            is_over
-        });
     }
 }
 
