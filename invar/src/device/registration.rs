@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use invar_core::mr_cache::{Full, Inserted, Lookup, MrCache, MrHandle, MrSlot, PageRange};
 use invar_core::nic::Access;
@@ -100,7 +100,8 @@ fn cached(
 ) -> Result<Keys, Error> {
     let access = device.data_access();
     let mut cache = device.registrations().lock();
-    let pages = match cache.lookup(buffer_ids, access, addr, len as u64)? {
+    let domain = buffer_ids.map_or(0, |buffer_ids| cache.gpu_buffers.acquire(buffer_ids));
+    let pages = match cache.lookup(domain, access, addr, len as u64)? {
         Lookup::Hit(handle) => {
             REGISTRATION_HITS.add(1);
             return cache.keys(handle);
@@ -111,9 +112,9 @@ fn cached(
     drop(cache);
     let registration = register(&pages, access);
     let mut cache = device.registrations().lock();
-    let inserted = registration.and_then(|mr| cache.insert(pages, mr, buffer_ids));
+    let inserted = registration.and_then(|mr| cache.insert(pages, mr));
     if inserted.is_err() {
-        cache.leave(buffer_ids);
+        cache.gpu_buffers.release(domain);
     }
     drop(cache);
     // If another call was faster, its keys are used, and this registration ends here without the lock.
@@ -147,8 +148,6 @@ struct Cache {
 struct Entry {
     keys: Keys,
     pages: PageRange,
-    /// CUDA's numbers of the allocations, for GPU memory.
-    buffer_ids: Option<Arc<[u64]>>,
     _registration: Registration,
 }
 
@@ -166,16 +165,15 @@ impl Registrations {
 }
 
 impl Cache {
-    /// Looks up the pages and takes a reference if they are registered. Takes a reference to their
-    /// allocation in any case.
+    /// Looks up the pages and takes a reference if they are registered. Gives the reference to the domain back if
+    /// that fails.
     fn lookup(
         &mut self,
-        buffer_ids: Option<&[u64]>,
+        domain: u32,
         access: Access,
         addr: u64,
         len: u64,
     ) -> Result<Lookup, Error> {
-        let domain = buffer_ids.map_or(0, |buffer_ids| self.gpu_buffers.acquire(buffer_ids));
         let mut found = self.pages.lookup(domain, access, addr, len);
         if let Ok(Lookup::Miss(pages)) = &found
             && let Some((start, end)) = self.covering(pages)
@@ -183,7 +181,7 @@ impl Cache {
             found = self.pages.lookup(domain, access, start, end - start);
         }
         if found.is_err() {
-            self.leave(buffer_ids);
+            self.gpu_buffers.release(domain);
         }
         Ok(found.map_err(Kind::MrCache)?)
     }
@@ -212,13 +210,6 @@ impl Cache {
         self.gpu_pages.insert((domain, addr, end));
     }
 
-    /// Gives back a reference to a list of allocations.
-    fn leave(&mut self, buffer_ids: Option<&[u64]>) {
-        if let Some(buffer_ids) = buffer_ids {
-            self.gpu_buffers.release(buffer_ids);
-        }
-    }
-
     fn keys(&self, handle: MrHandle) -> Result<Keys, Error> {
         let entry = self.pages.get(handle).ok_or_else(|| Kind::MrCache(handle.into()))?;
         Ok(entry.keys)
@@ -228,15 +219,9 @@ impl Cache {
         &mut self,
         pages: PageRange,
         registration: Registration,
-        buffer_ids: Option<&[u64]>,
     ) -> Result<(Keys, Option<Entry>), Error> {
         let keys = Keys { lkey: registration.lkey(), rkey: registration.rkey() };
-        let mut entry = Entry {
-            keys,
-            pages,
-            buffer_ids: buffer_ids.map(Arc::from),
-            _registration: registration,
-        };
+        let mut entry = Entry { keys, pages, _registration: registration };
         let Inserted { handle, unused } = loop {
             match self.pages.insert(pages, entry) {
                 Ok(inserted) => break inserted,
@@ -249,7 +234,7 @@ impl Cache {
         let keys = self.keys(handle)?;
         if unused.is_none() {
             self.by_lkey.insert(keys.lkey, (keys, handle));
-            if buffer_ids.is_some() {
+            if pages.domain() != 0 {
                 self.list_gpu_pages(&pages);
             }
         }
@@ -270,9 +255,9 @@ impl Cache {
             return Err(Kind::Usage(text).into());
         };
         let handle = *handle;
-        let buffer_ids = self.pages.get(handle).and_then(|entry| entry.buffer_ids.clone());
+        let domain = self.pages.get(handle).map_or(0, |entry| entry.pages.domain());
         let ended = self.pages.release(handle).map_err(Kind::MrCache)?;
-        self.leave(buffer_ids.as_deref());
+        self.gpu_buffers.release(domain);
         if let Some(Entry { pages, .. }) = &ended {
             self.by_lkey.remove(&keys.lkey);
             self.gpu_pages.remove(&bounds(pages));
@@ -290,6 +275,7 @@ fn bounds(pages: &PageRange) -> (u32, u64, u64) {
 mod tests {
     use std::cell::Cell;
     use std::slice;
+    use std::sync::Arc;
     use std::sync::atomic::{AtomicU32, Ordering};
 
     use invar_core::nic::MemoryKeys;

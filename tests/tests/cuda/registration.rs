@@ -12,10 +12,10 @@ fn a_numbers_turn_comes_again_only_after_its_registrations() {
     let (one, two) = (domains.acquire(&first), domains.acquire(&both));
     assert!(one != 0 && two != 0 && one != two);
     assert_eq!(domains.acquire(&first), one);
-    domains.release(&first);
+    domains.release(one);
     assert_eq!(domains.acquire(&first), one, "one registration is left");
-    domains.release(&first);
-    domains.release(&first);
+    domains.release(one);
+    domains.release(one);
     let anew = domains.acquire(&first);
     assert!(![0, one, two].contains(&anew), "{anew}");
     assert_eq!(domains.acquire(&both), two);
