@@ -13,12 +13,12 @@ use invar_linux::soft::{self, HostDevice, SoftConfig, SoftNic};
 use invar_verbs::sys::provider::*;
 use invar_verbs::sys::{ibv_context, verbs_context};
 
-use crate::errno;
 use crate::events::{EventQueue, Raised};
 use crate::object::{self, Kind, Object};
 use crate::peers;
 use crate::port_watch::PortWatch;
 use crate::signals::without_signals;
+use crate::{attributes, errno};
 
 versions! {
     "IBVERBS_1.1":
@@ -285,7 +285,7 @@ extern "C" fn ibv_get_device_guid(of: *mut ibv_device) -> u64 {
     unsafe { device(of) }.guid()
 }
 
-fn attributes(device: &Device) -> ibv_device_attr {
+fn attributes_of(device: &Device) -> ibv_device_attr {
     let queue_pairs = 1 << 13;
     // SAFETY: the structure has integers alone, for which zero is valid.
     let mut attr: ibv_device_attr = unsafe { mem::zeroed() };
@@ -327,7 +327,7 @@ fn attributes(device: &Device) -> ibv_device_attr {
 extern "C" fn ibv_query_device(context: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int {
     errno::status(object::get::<Context>(context).map(|context| {
         // SAFETY: the caller gives a place for the attributes.
-        unsafe { attr.write(attributes(context.device)) };
+        unsafe { attr.write(attributes_of(context.device)) };
     }))
 }
 
@@ -343,13 +343,9 @@ pub(crate) unsafe extern "C" fn query_device_ex(
     }
     // SAFETY: the structure has integers alone, for which zero is valid.
     let mut known: ibv_device_attr_ex = unsafe { mem::zeroed() };
-    known.orig_attr = attributes(context.device);
+    known.orig_attr = attributes_of(context.device);
     known.phys_port_cnt_ex = 1;
-    // SAFETY: the caller gives room for `size` bytes. Bytes that we do not know are 0.
-    unsafe {
-        ptr::write_bytes(attr.cast::<u8>(), 0, size);
-        let bytes = ptr::from_ref(&known).cast::<u8>();
-        ptr::copy_nonoverlapping(bytes, attr.cast(), size.min(size_of_val(&known)));
-    }
+    // SAFETY: the caller gives room for `size` bytes.
+    unsafe { attributes::write(attr, size, &known) };
     0
 }

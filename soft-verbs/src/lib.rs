@@ -29,6 +29,7 @@
 mod symbols;
 
 mod address;
+mod attributes;
 mod batch;
 mod builder;
 mod channel;

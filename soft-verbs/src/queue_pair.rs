@@ -1,8 +1,8 @@
 //! Queue pairs: creation, attributes and destruction.
 
 use std::ffi::c_int;
+use std::mem;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::{mem, ptr};
 
 use invar_core::nic::{QpCap, QpState, QpType};
 use invar_linux::soft::{self, QpInit, SoftNic};
@@ -16,13 +16,13 @@ use invar_verbs::sys::{
 use crate::batch::Batch;
 use crate::completion::Cq;
 use crate::device::Context;
-use crate::errno;
 use crate::events::{EventQueue, Raised};
 use crate::memory::Pd;
 use crate::object::{self, Kind, Object};
 use crate::shared_receive::{Srq, listener};
 use crate::turn::Turn;
 use crate::unacknowledged::{self, Unacknowledged};
+use crate::{attributes, errno};
 
 versions! {
     "IBVERBS_1.1":
@@ -167,7 +167,7 @@ extern "C" fn ibv_query_qp(
         // SAFETY: the caller gives places for both, which have the rate limit if the mask has it. The state is a
         // field of a living queue pair.
         unsafe {
-            ptr::copy_nonoverlapping(ptr::from_ref(&known).cast::<u8>(), attr.cast(), bytes);
+            attributes::write(attr, bytes, &known);
             init.write(made);
             (&raw mut (*qp).state).write(known.qp_state);
         }
