@@ -12,6 +12,8 @@ mod programs;
 
 use std::env;
 use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+use std::thread;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
@@ -21,6 +23,8 @@ use crate::outcome::Outcome;
 use crate::shell::Shell;
 use crate::vm;
 
+/// How many guests run at a time where each waits for most of its time.
+const GUESTS: usize = 2;
 /// The most seconds that a guest may take. The host may be busy.
 const GUEST_LIMIT: &str = "600";
 
@@ -95,6 +99,51 @@ pub(crate) fn guest(shell: &Shell, host: Option<&str>, line: &str) -> Result<Str
     }
     command.args(["--", "bash", "-c", line]);
     shell.read(command)
+}
+
+type Check<'a> = dyn Fn(&str) -> Result<()> + Sync + 'a;
+
+/// A shell command to run in a guest, and the check of what it prints.
+struct Trial<'a> {
+    what: String,
+    line: String,
+    check: Box<Check<'a>>,
+}
+
+impl<'a> Trial<'a> {
+    fn new(
+        what: impl Into<String>,
+        line: String,
+        check: impl Fn(&str) -> Result<()> + Sync + 'a,
+    ) -> Self {
+        Trial { what: what.into(), line, check: Box::new(check) }
+    }
+
+    fn run(&self, shell: &Shell) -> Result<()> {
+        let Trial { what, line, check } = self;
+        let output = guest(shell, None, line).with_context(|| format!("where {what}"))?;
+        check(&output).with_context(|| format!("where {what}; the guest said:\n{output}"))
+    }
+}
+
+/// Runs trials, each in a guest of its own, several at a time. Starts no more of them after one has failed.
+fn in_guests(shell: &Shell, trials: &[Trial<'_>]) -> Result<()> {
+    let next = Mutex::new(trials.iter());
+    let run_all = || loop {
+        let Some(trial) = next.lock().unwrap_or_else(PoisonError::into_inner).next() else {
+            return Ok(());
+        };
+        if let Err(error) = trial.run(shell) {
+            *next.lock().unwrap_or_else(PoisonError::into_inner) = [].iter();
+            return Err(error);
+        }
+    };
+    thread::scope(|scope| {
+        let others: Vec<_> = (1..GUESTS).map(|_| scope.spawn(run_all)).collect();
+        let ours = run_all();
+        let theirs = others.into_iter().map(|other| other.join().expect("no trial panics"));
+        theirs.fold(ours, Result::and)
+    })
 }
 
 /// Runs `cargo ARGS` and returns the path of the program `name` that it builds.

@@ -4,7 +4,7 @@
 
 use anyhow::{Result, bail, ensure};
 
-use super::{built, guest, is_full};
+use super::{Trial, built, in_guests, is_full};
 use crate::shell::Shell;
 
 /// Gives up a silent peer after 4 s instead of half a minute. A killed peer's TCP connection closes
@@ -211,7 +211,7 @@ const REFUSALS: [(&str, &str, u8, &[&str]); 6] = [
 
 pub(super) fn run(shell: &Shell, invar: &str) -> Result<()> {
     let reconnect = built(shell, "build --workspace --example", "reconnect")?;
-    let reconnect = reconnect.display();
+    let mut trials = Vec::new();
     for (turn, fault) in FAULTS.iter().enumerate() {
         let Fault { what, cause, undo, goes_on, .. } = fault;
         for ends in in_turn(fault.ends, turn) {
@@ -219,48 +219,50 @@ pub(super) fn run(shell: &Shell, invar: &str) -> Result<()> {
             let undo = undo.replace("PLUG_IN", PLUG_IN);
             let prepare = if *ends == UNPLUGGED[0] { PLUG_IN } else { "true" };
             let script = format!("xtask/vm/fault {invar} {client} {server} '{cause}' '{undo}'");
-            let output = guest(shell, None, &format!("{prepare}; {HASTY} {script}"))?;
-            if let Err(why) = fault.check(&output, ends) {
-                bail!("where {what}, from {client}: {why}; the guest said:\n{output}");
-            }
+            trials.push(Trial::new(
+                format!("{what}, from {client}"),
+                format!("{prepare}; {HASTY} {script}"),
+                |output| fault.check(output, ends),
+            ));
         }
         if *goes_on {
-            let line = format!("{HASTY} {reconnect} rxe_a rxe_b '{cause}' '{undo}'");
-            let output = guest(shell, None, &line)?;
-            if let Err(why) = fault.check_client(&output) {
-                bail!("where {what}, in a client that goes on: {why}; the guest said:\n{output}");
-            }
+            trials.push(Trial::new(
+                format!("{what}, in a client that goes on"),
+                format!("{HASTY} {} rxe_a rxe_b '{cause}' '{undo}'", reconnect.display()),
+                |output| fault.check_client(output),
+            ));
         }
     }
     for (turn, (what, cause)) in INTERRUPTIONS.into_iter().enumerate() {
         for [client, server] in in_turn(BOTH_WAYS, turn) {
-            let line = format!("xtask/vm/flap {invar} {client} {server} '{cause}'");
-            let output = guest(shell, None, &line)?;
-            if let Err(why) = check_interruption(&output) {
-                bail!("where {what}, from {client}: {why}; the guest said:\n{output}");
-            }
+            trials.push(Trial::new(
+                format!("{what}, from {client}"),
+                format!("xtask/vm/flap {invar} {client} {server} '{cause}'"),
+                check_interruption,
+            ));
         }
     }
     let last = format!("last=$({invar} devices | {NIC_ON_LOOPBACK})");
     let [client, server] = BOTH_WAYS[0].map(|device| format!("{device}/$last"));
-    let line = format!("{last}; xtask/vm/flap {invar} {client} {server} 'ip link set veth0 down'");
-    let output = guest(shell, None, &line)?;
-    if let Err(why) = check_interruption(&output) {
-        bail!("where a software NIC takes over for good: {why}; the guest said:\n{output}");
-    }
+    trials.push(Trial::new(
+        "a software NIC takes over for good",
+        format!("{last}; xtask/vm/flap {invar} {client} {server} 'ip link set veth0 down'"),
+        check_interruption,
+    ));
     for (what, line, status, says) in REFUSALS {
-        let line = format!(
-            "{{ {}; }} 2>&1; echo \"status $?\"",
-            line.replace("INVAR perf", &format!("{invar} perf"))
-        );
-        let output = guest(shell, None, &line)?;
-        let status = format!("status {status}");
-        ensure!(
-            output.lines().last() == Some(&status) && contains_all(&output, says),
-            "where {what}: no {status}, or the output lacks one of {says:?}: {output}"
-        );
+        let line = line.replace("INVAR perf", &format!("{invar} perf"));
+        trials.push(Trial::new(
+            what,
+            format!("{{ {line}; }} 2>&1; echo \"status $?\""),
+            move |output| {
+                let status = format!("status {status}");
+                ensure!(output.lines().last() == Some(&status), "the end is not {status}");
+                ensure!(contains_all(output, says), "the output lacks one of {says:?}");
+                Ok(())
+            },
+        ));
     }
-    Ok(())
+    in_guests(shell, &trials)
 }
 
 /// The ends between which a fault is tried: one pair for each fault in turn, or all of them in a
