@@ -24,9 +24,6 @@ use ledger::{Expected, Ledger};
 
 pub use remains::{End, Remains};
 
-/// Number of calls after which the requests under way are counted, which takes linear time. A lost request stays lost.
-const COUNT_EVERY: u64 = 16;
-
 /// One call on a comm.
 #[derive(Clone, Copy, Debug)]
 pub enum Op {
@@ -133,7 +130,6 @@ pub struct Traffic<N: Nic> {
     sends: Vec<Sending>,
     flushes: Vec<Flushing>,
     messages: u64,
-    turns: u64,
 }
 
 struct Receiving {
@@ -208,7 +204,6 @@ impl<N: Nic> Traffic<N> {
             sends: Vec::new(),
             flushes: Vec::new(),
             messages: 0,
-            turns: 0,
         }
     }
 
@@ -232,7 +227,7 @@ impl<N: Nic> Traffic<N> {
             Op::TestRecv(which) => self.test_recv_or_flush(which.into()),
             Op::TestSend(_) => Ok(()),
         }?;
-        self.check_outstanding_in_turn();
+        self.check_outstanding();
         Ok(())
     }
 
@@ -256,10 +251,9 @@ impl<N: Nic> Traffic<N> {
         for i in (0..self.flushes.len()).rev() {
             self.test_flush(i)?;
         }
-        self.check_outstanding_in_turn();
+        self.check_outstanding();
         let is_over = self.sends.is_empty() && self.recvs.is_empty() && self.flushes.is_empty();
         if is_over {
-            self.check_outstanding();
             self.source.check_all_free();
             self.room.check_all_free();
         }
@@ -308,13 +302,6 @@ impl<N: Nic> Traffic<N> {
     /// The number of messages that were sent.
     pub fn messages(&self) -> u64 {
         self.messages
-    }
-
-    fn check_outstanding_in_turn(&mut self) {
-        self.turns += 1;
-        if self.turns.is_multiple_of(COUNT_EVERY) {
-            self.check_outstanding();
-        }
     }
 
     /// Checks that no request is leaked, and that none ends before it was tested.
