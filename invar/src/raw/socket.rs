@@ -30,12 +30,6 @@ macro_rules! hooks_over_tcp {
             Some(vec![Carrier::Socket(self.main_socket().as_raw_fd())])
         }
 
-        fn check_peer(&mut self, now_ns: u64) -> Result<(), CoreError> {
-            let checked = self.check_peer();
-            self.look_for_stall(now_ns);
-            checked
-        }
-
         fn is_recovering(&self) -> bool {
             self.is_recovering()
         }
@@ -54,10 +48,21 @@ macro_rules! hooks_over_tcp {
 
 impl CommHooks<()> for SendComm {
     hooks_over_tcp!();
+
+    fn check_peer(&mut self, now_ns: u64) -> Result<(), CoreError> {
+        let checked = self.check_peer();
+        self.look_for_stall(now_ns);
+        checked
+    }
 }
 
 impl CommHooks<()> for RecvComm {
     hooks_over_tcp!();
+
+    fn check_peer(&mut self, now_ns: u64) -> Result<(), CoreError> {
+        self.look_for_stall(now_ns);
+        self.check_peer()
+    }
 }
 
 impl SendEnd for SocketSend {
