@@ -101,7 +101,11 @@ fn cached(
     let access = device.data_access();
     let mut cache = device.registrations().lock();
     let domain = buffer_ids.map_or(0, |buffer_ids| cache.gpu_buffers.acquire(buffer_ids));
-    let pages = match cache.lookup(domain, access, addr, len as u64)? {
+    let found = cache.lookup(domain, access, addr, len as u64);
+    if found.is_err() {
+        cache.gpu_buffers.release(domain);
+    }
+    let pages = match found? {
         Lookup::Hit(handle) => {
             REGISTRATION_HITS.add(1);
             return cache.keys(handle);
@@ -165,8 +169,7 @@ impl Registrations {
 }
 
 impl Cache {
-    /// Looks up the pages and takes a reference if they are registered. Gives the reference to the domain back if
-    /// that fails.
+    /// Looks up the pages and takes a reference if they are registered.
     fn lookup(
         &mut self,
         domain: u32,
@@ -179,9 +182,6 @@ impl Cache {
             && let Some((start, end)) = self.covering(pages)
         {
             found = self.pages.lookup(domain, access, start, end - start);
-        }
-        if found.is_err() {
-            self.gpu_buffers.release(domain);
         }
         Ok(found.map_err(Kind::MrCache)?)
     }
