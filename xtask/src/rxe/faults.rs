@@ -256,7 +256,10 @@ pub(super) fn run(shell: &Shell, invar: &str) -> Result<()> {
             format!("{{ {line}; }} 2>&1; echo \"status $?\""),
             move |output| {
                 let status = format!("status {status}");
-                ensure!(output.lines().last() == Some(&status), "the end is not {status}");
+                ensure!(
+                    output.lines().last() == Some(&status),
+                    "the output does not end with {status}"
+                );
                 ensure!(contains_all(output, says), "the output lacks one of {says:?}");
                 Ok(())
             },
