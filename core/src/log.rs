@@ -31,6 +31,7 @@ levels! { $ trace debug info warn error }
 
 #[cfg(test)]
 mod tests {
+    #[cfg_attr(not(feature = "log"), expect(dead_code, reason = "it only has to compile"))]
     fn log_at_every_level() {
         let (depth, shown) = (256, Some("x"));
         trace!("plain");

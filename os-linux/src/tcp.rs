@@ -354,6 +354,13 @@ impl Stream for OobStream {
     fn host_answers(&self) -> Option<bool> {
         reach::unacknowledged(self).map(|bytes| bytes == 0)
     }
+
+    fn host_answers_calls(&self) -> Option<bool> {
+        match &self.renewal {
+            Some(Renewal::Call(caller)) => caller.host_answers(),
+            _ => None,
+        }
+    }
 }
 
 /// Makes a non-blocking socket that closes on exec.

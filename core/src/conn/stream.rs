@@ -62,6 +62,12 @@ pub trait Stream {
     fn host_answers(&self) -> Option<bool> {
         None
     }
+
+    /// Returns whether the peer's host answers the calls of [`renew`](Self::renew), if that is known. The host
+    /// may do so although the peer's process does not.
+    fn host_answers_calls(&self) -> Option<bool> {
+        None
+    }
 }
 
 /// A stream for which an end waits, until the connection is made.

@@ -109,6 +109,14 @@ impl<S: Stream> ResumableSocket<S> {
         self.resumed
     }
 
+    /// Whether the peer's host answers, over the connection or when it is called, if that is known.
+    pub fn host_answers(&self) -> Option<bool> {
+        match self.is_up() {
+            true => self.stream().host_answers(),
+            false => self.stream().host_answers_calls(),
+        }
+    }
+
     /// Whether the calling end is this one.
     pub fn is_calling(&self) -> bool {
         self.renewable.side() == Side::Connector

@@ -30,10 +30,14 @@ pub fn judge(role: Role, own: &EndView, contact: &Contact, network: OwnNetwork) 
                     Cause::Port { end: role, trouble }
                 }
                 OwnNetwork { host_answers: Some(true), .. } => Cause::Stopped { end: peer },
-                _ if own.is_recovering => Cause::Recovery,
-                OwnNetwork { host_answers: Some(false), .. } => Cause::HostGone { end: peer },
-                // Nobody knows of the host, but the queue pairs may work.
-                OwnNetwork { host_answers: None, .. } => judge_one(role, own),
+                // New queue pairs may cross another network than the TCP connection beside them.
+                OwnNetwork { host_answers: Some(false), .. }
+                    if own.moves_in_calls || !own.is_recovering =>
+                {
+                    Cause::HostGone { end: peer }
+                }
+                // If nobody knows of the host, the queue pairs may work.
+                _ => judge_one(role, own),
             };
             verdict(cause, in_order(role, own.process, *process), own)
         }
@@ -190,6 +194,7 @@ fn all_filled(sender: &EndView, receiver: &EndView) -> Cause {
 /// The cause as far as one end can see it.
 fn judge_one(role: Role, own: &EndView) -> Cause {
     match role {
+        _ if own.is_recovering && own.moves_in_calls => Cause::TcpRecovery,
         _ if own.is_recovering => Cause::Recovery,
         Role::Sender if own.begun > own.done => {
             Cause::NotAcknowledged { count: own.begun - own.done }

@@ -75,6 +75,8 @@ pub enum Cause {
     },
     /// New queue pairs are being made.
     Recovery,
+    /// New TCP connections are being made.
+    TcpRecovery,
     /// The port of an end has a fault.
     Port {
         /// The end of the port.
@@ -215,6 +217,11 @@ impl fmt::Display for Verdict {
                 f,
                 "{sender} and {receiver} make new queue pairs for {still}, because the network or a \
                  port failed: look at both ports and cables"
+            )?,
+            Cause::TcpRecovery => write!(
+                f,
+                "{sender} and {receiver} make new TCP connections for {still}, because the network or a \
+                 port failed: look at both interfaces and cables"
             )?,
             Cause::Port { end, trouble } => write!(
                 f,

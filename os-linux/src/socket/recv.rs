@@ -208,10 +208,7 @@ impl RecvComm {
         self.read_views();
         let is_recovering = self.is_recovering();
         let Self { receiver, watch, control, ends, .. } = self;
-        let network = || {
-            let is_up = control.is_up();
-            OwnNetwork::of_host(control.stream().host_answers().filter(|_| is_up))
-        };
+        let network = || OwnNetwork::of_host(control.host_answers());
         let counts = Counts { is_recovering, ..receiver.counts() };
         let own = watch.attend(counts, now_ns, network, NicCounters::default, ends);
         self.tell();

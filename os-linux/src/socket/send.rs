@@ -284,10 +284,7 @@ impl SendComm {
         if let Some(ViewFrame { view, asks }) = sender.take_view().filter(|_| watch.is_shared()) {
             watch.heard(view, asks);
         }
-        let network = || {
-            let is_up = control.is_up();
-            OwnNetwork::of_host(control.stream().host_answers().filter(|_| is_up))
-        };
+        let network = || OwnNetwork::of_host(control.host_answers());
         let counts = Counts { is_recovering, ..sender.counts() };
         let own = watch.attend(counts, now_ns, network, NicCounters::default, ends);
         // A view that is on its way tells the peer enough.

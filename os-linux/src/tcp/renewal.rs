@@ -24,6 +24,8 @@ use crate::random::random;
 
 /// Time for a call to reach the peer's host. Later the kernel would wait too long before it tries again.
 const REACH_WITHIN: Duration = Duration::from_secs(1);
+/// Time after which a host that has not answered counts as silent.
+const SILENT_AFTER: Duration = Duration::from_millis(300);
 /// Time for both ends to prove themselves.
 const PROVE_WITHIN: Duration = Duration::from_secs(3);
 /// The first and the longest pause between two calls.
@@ -179,6 +181,7 @@ impl Renewal {
             call: None,
             pause: PAUSE[0],
             next: Instant::now(),
+            host_answers: None,
         };
         (peer_port != 0).then(|| Renewal::Call(Box::new(caller)))
     }
@@ -269,6 +272,8 @@ pub(super) struct Caller {
     call: Option<Call>,
     pause: Duration,
     next: Instant,
+    /// Whether the peer's host has answered the last call, once that is known.
+    host_answers: Option<bool>,
 }
 
 /// A call under way.
@@ -299,6 +304,11 @@ impl Caller {
         }
     }
 
+    /// Whether the peer's host answers, if that is known.
+    pub(super) fn host_answers(&self) -> Option<bool> {
+        self.host_answers
+    }
+
     fn poll(&mut self) -> Result<Option<OobStream>, StreamError> {
         let now = Instant::now();
         if self.call.is_none() && now < self.next {
@@ -306,7 +316,7 @@ impl Caller {
         }
         match self.go_on(now) {
             Ok(Some(stream)) => {
-                self.pause = PAUSE[0];
+                (self.pause, self.host_answers) = (PAUSE[0], None);
                 self.next_turn();
                 Ok(Some(stream))
             }
@@ -317,6 +327,10 @@ impl Caller {
             }
             Err(error @ (AuthError::Stream(_) | AuthError::HungUp)) => {
                 log::debug!("calling {} again: {error}", self.addrs[self.turn]);
+                if matches!(&error, AuthError::Stream(error) if super::is_unreachable(error)) {
+                    let is_up = self.call.as_ref().is_some_and(|call| call.is_up);
+                    self.host_answers = Some(is_up);
+                }
                 self.give_up();
                 self.next_turn();
                 if self.turn == 0 {
@@ -357,6 +371,10 @@ impl Caller {
         let is_up = call.is_up || call.stream.poll_connected()?;
         if is_up && !call.is_up {
             (call.is_up, call.since) = (true, now);
+            self.host_answers = Some(true);
+        }
+        if !is_up && now.duration_since(call.since) >= SILENT_AFTER {
+            self.host_answers = Some(false);
         }
         if is_up && call.calling.poll(&mut call.stream)?.is_some() {
             return Ok(self.call.take().map(|call| call.stream));

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use invar_core::error::Error;
 use invar_core::param::{AddressFamily, PortRange};
+use invar_core::stall::{Cause, Role, StallSettings, Wait};
 use invar_linux::clock::now_ns;
 use invar_linux::socket::{Connecting, Listener};
 use invar_linux::tcp::attend_renewals;
@@ -235,6 +236,38 @@ fn a_host_that_does_not_come_back_is_an_error_within_the_time_for_recovery() {
     for error in [sender, receiver] {
         assert!(matches!(error, Some(Error::Line(_))), "{error:?}");
     }
+}
+
+#[test]
+fn a_send_that_waits_for_a_lost_host_is_said_to_be_that_hosts_fault() {
+    let Some(hosts) = Hosts::or_skip(1500) else { return };
+    let Pair { send, recv, .. } = between(&hosts, Duration::from_secs(60));
+    // Later than the sender gives its connections up.
+    let stall = StallSettings { after_ns: 3_000_000_000, ..StallSettings::default() };
+    let mut pair = Pair::over(send.watching(stall), recv);
+    hosts.call(1, || pass(&mut pair, 0, |_| {}));
+    // Longer than the room that the kernel has.
+    let len = 20_000_000;
+    let receive = pair.recv(&[(len, 0)]);
+    assert_eq!(pair.recv.test(&receive.request).unwrap(), None);
+    let request = hosts.call(1, || {
+        until("room for the message", || {
+            look(&mut pair).unwrap();
+            pair.isend(7, len, 0).unwrap()
+        })
+    });
+    hosts.ip(0, "link set v0 down").unwrap();
+    hosts.call(1, || {
+        let end = Role::Receiver;
+        until("the verdict", || {
+            pair.send.check_peer().unwrap();
+            assert_eq!(pair.send.test(&request).unwrap(), None);
+            pair.send.called(Wait::Test, now_ns());
+            pair.send.look_for_stall(now_ns());
+            let verdict = pair.send.watch().verdict()?;
+            (verdict.cause == Cause::HostGone { end }).then_some(())
+        });
+    });
 }
 
 #[test]

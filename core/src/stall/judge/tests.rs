@@ -236,6 +236,20 @@ fn an_end_whose_own_port_is_down_or_that_recovers_does_not_blame_its_peer() {
 }
 
 #[test]
+fn an_end_that_makes_new_tcp_connections_blames_a_host_that_does_not_answer() {
+    let [sender, receiver] = ends_over_tcp();
+    let own = EndView { is_recovering: true, ..waiting(sender, Wait::Test) };
+    let contact = Contact::Silent(receiver.process);
+    let cause = |host_answers| {
+        judge(Role::Sender, &own, &contact, OwnNetwork::of_host(host_answers)).unwrap().cause
+    };
+    let end = Role::Receiver;
+    assert_eq!(cause(Some(false)), Cause::HostGone { end });
+    assert_eq!(cause(Some(true)), Cause::Stopped { end });
+    assert_eq!(cause(None), Cause::TcpRecovery);
+}
+
+#[test]
 fn one_end_alone_says_what_it_sees_and_that_it_sees_one_side() {
     let [sender, receiver] = ends();
     let one = |role, view: EndView| -> (Cause, String) {
@@ -306,6 +320,7 @@ fn every_verdict_names_both_ends_and_the_time() {
         Cause::Network { to, count },
         Cause::TcpNetwork { count },
         Cause::Recovery,
+        Cause::TcpRecovery,
         Cause::Port { end, trouble: "the port is down" },
         Cause::Stopped { end },
         Cause::HostGone { end },
