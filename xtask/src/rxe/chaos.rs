@@ -30,6 +30,9 @@ const BACK_WITHIN_MS: u64 = 5000;
 /// The part of the bandwidth that returns, in percent. The bound is loose, because other programs of a busy host take
 /// processors from the guest.
 const BACK_PERCENT: f64 = 25.0;
+/// A rail is settled once its link has been up for this long. Linux asks once a second for a peer's MAC, and tells
+/// devices of a link once a second.
+const SETTLED_MS: u64 = 2500;
 /// The longest gap of 99 outages of 100, in milliseconds. Under emulation a gap takes many times as long as on a host.
 const GAP_MS_MAX: f64 = 15_000.0;
 
@@ -187,6 +190,26 @@ impl Course {
         })
     }
 
+    /// For each outage, whether another rail was settled when it began. One outage is over before the next one begins.
+    fn have_settled_rail(&self) -> Vec<bool> {
+        // `down INTERFACE`, `up INTERFACE`
+        let rail_of = |text: &str| {
+            let name = text.split(' ').nth(1)?;
+            INTERFACES.iter().position(|interface| *interface == name).map(|at| at / 2)
+        };
+        let downs = self.marks.iter().filter(|(_, text)| text.starts_with("down"));
+        let is_settled = |(begin, down): &(u64, String)| {
+            let is_other = |(_, text): &&(u64, String)| {
+                rail_of(text).is_some_and(|rail| Some(rail) != rail_of(down))
+            };
+            let mut of_others = self.marks.iter().filter(is_other).map(|(at, _)| *at).peekable();
+            let has_others = of_others.peek().is_some();
+            let last = of_others.take_while(|at| at < begin).last();
+            has_others && last.is_none_or(|at| begin - at >= SETTLED_MS * 1000)
+        };
+        downs.map(is_settled).collect()
+    }
+
     /// The times of the marks that begin with a word.
     fn times(&self, word: &str) -> Vec<u64> {
         let marks = self.marks.iter().filter(|(_, text)| text.starts_with(word));
@@ -198,6 +221,8 @@ impl Course {
 struct Report {
     /// The longest gap of each outage in milliseconds, the shortest first.
     gaps_ms: Vec<f64>,
+    /// Those of the outages during which another rail was settled.
+    gaps_beside_ms: Vec<f64>,
     /// Bytes a second before the first outage, and once links are up for [`BACK_WITHIN_MS`].
     before: f64,
     after: f64,
@@ -207,9 +232,15 @@ impl Report {
     fn of(course: &Course) -> Report {
         let (downs, ups) = (course.times("down"), course.times("up"));
         let next = |i: usize| downs.get(i + 1).copied().unwrap_or(u64::MAX);
-        let gaps = downs.iter().enumerate().map(|(i, down)| course.gap_ms(*down, next(i)));
-        let mut gaps_ms: Vec<f64> = gaps.collect();
-        gaps_ms.sort_by(f64::total_cmp);
+        let gap_ms = |i: usize| course.gap_ms(downs[i], next(i));
+        let sorted = |mut gaps_ms: Vec<f64>| {
+            gaps_ms.sort_by(f64::total_cmp);
+            gaps_ms
+        };
+        let gaps_ms = sorted((0..downs.len()).map(gap_ms).collect());
+        let beside = course.have_settled_rail();
+        let beside = (0..downs.len()).filter(|i| beside[*i]);
+        let gaps_beside_ms = sorted(beside.map(gap_ms).collect());
         let rate = |(bytes, seconds): (f64, f64)| if seconds > 0.0 { bytes / seconds } else { 0.0 };
         let back = ups
             .iter()
@@ -219,15 +250,10 @@ impl Report {
         let first = downs.first().copied().unwrap_or(0);
         Report {
             gaps_ms,
+            gaps_beside_ms,
             before: rate(course.amount(0, first)),
             after: rate(back.fold((0.0, 0.0), sum)),
         }
-    }
-
-    /// A gap that so many percent of the outages do not exceed.
-    fn gap_ms(&self, percent: usize) -> f64 {
-        let at = (self.gaps_ms.len() * percent).div_ceil(100);
-        self.gaps_ms.get(at.saturating_sub(1)).copied().unwrap_or(f64::INFINITY)
     }
 
     fn back_percent(&self) -> f64 {
@@ -236,7 +262,7 @@ impl Report {
 
     fn check(&self) -> Result<()> {
         ensure!(self.gaps_ms.len() as u64 == OUTAGES, "there were {} outages", self.gaps_ms.len());
-        let gap_ms = self.gap_ms(99);
+        let gap_ms = percentile(&self.gaps_ms, 99);
         ensure!(gap_ms < GAP_MS_MAX, "the gap is {gap_ms:.0} ms");
         let back = self.back_percent();
         ensure!(back >= BACK_PERCENT, "only {back:.0} % of the bandwidth is back");
@@ -244,15 +270,31 @@ impl Report {
     }
 }
 
+/// The value of a sorted list that so many percent of its values do not exceed.
+fn percentile(sorted: &[f64], percent: usize) -> f64 {
+    let at = (sorted.len() * percent).div_ceil(100);
+    sorted.get(at.saturating_sub(1)).copied().unwrap_or(f64::INFINITY)
+}
+
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [p50, p99, max] = [50, 99, 100].map(|percent| self.gap_ms(percent));
+        for (gaps_ms, what) in
+            [(&self.gaps_ms, "outages"), (&self.gaps_beside_ms, "of them beside a settled rail")]
+        {
+            if gaps_ms.is_empty() {
+                continue;
+            }
+            let [p50, p99, max] = [50, 99, 100].map(|percent| percentile(gaps_ms, percent));
+            let count = gaps_ms.len();
+            write!(
+                f,
+                "{count} {what}, gaps {p50:.0} ms (p50) {p99:.0} ms (p99) {max:.0} ms (max); "
+            )?;
+        }
         let [before, after] = [self.before, self.after].map(|rate| rate / 1e6);
         write!(
             f,
-            "{} outages, gaps {p50:.0} ms (p50) {p99:.0} ms (p99) {max:.0} ms (max); {before:.2} MB/s before, \
-             {after:.2} MB/s {} s after the link ({:.0} %)",
-            self.gaps_ms.len(),
+            "{before:.2} MB/s before, {after:.2} MB/s {} s after the link ({:.0} %)",
             BACK_WITHIN_MS / 1000,
             self.back_percent()
         )
@@ -310,6 +352,25 @@ mod tests {
         course.check_goes_on().unwrap();
         let late = well.replace("9 ends", "99000000000 gone\n9 ends");
         assert!(Course::parse(&late).unwrap().check_goes_on().is_err());
+    }
+
+    #[test]
+    fn an_outage_beside_a_rail_that_has_just_come_back_counts_apart() {
+        let of = |marks: &[(u64, &str)]| {
+            let marks: String =
+                marks.iter().map(|(ms, text)| format!("{ms}000 {text}\n")).collect();
+            Course::parse(&marks).unwrap().have_settled_rail()
+        };
+        let two_rails = [
+            (10_000, "down veth0"),
+            (11_000, "up veth0"),
+            (12_000, "down veth3"),
+            (13_000, "up veth3"),
+            (14_000, "down veth2"),
+            (14_500, "up veth2"),
+        ];
+        assert_eq!(of(&two_rails), [true, false, true]);
+        assert_eq!(of(&two_rails[..2]), [false], "there is one rail");
     }
 
     #[test]
