@@ -302,7 +302,8 @@ params! {
     /// that nothing has come. Long messages get more time. 0: only the device's own reports count.
     INVAR_SUSPECT_AFTER_MS => suspect_after_ms: u32 = "500", int(0, 86_400_000), unit: "ms";
     /// A wait of the library spins at most this long before it sleeps. 0 sleeps at once, which leaves the
-    /// processor to others. Waits that outlast the spin soon sleep at once, too.
+    /// processor to others. Waits that outlast the spin soon sleep at once, too. A wait for one message over the
+    /// software NIC spins four times as long, since a sleep costs more there.
     INVAR_SPIN_US => spin_us: u32 = "50", int(0, 1_000_000), unit: "µs", readers: Library;
     /// A connection or a collective that stands still for this time is reported, with its cause, and again
     /// after twice the time. 0: never.

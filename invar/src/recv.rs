@@ -67,7 +67,7 @@ impl RecvComm {
     pub(crate) fn new(end: Box<dyn RecvEnd>, device: Device, settings: &EndSettings) -> Self {
         let (receives, flushes) = (UnderWay::new(DEPTH_MAX), UnderWay::new(DEPTH_MAX));
         let (end, staged) = (ClosedOnDrop(Some(end)), Staged::new(settings.staging));
-        let waiter = Waiter::new(settings.spin, RECV_SLEEP_MAX);
+        let waiter = Waiter::new(&device, settings, RECV_SLEEP_MAX);
         RecvComm { end, receives, flushes, staged, waiter, abandoned: Vec::new(), device }
     }
 

@@ -33,7 +33,7 @@ impl SendComm {
             end,
             under_way: UnderWay::new(CoreRequest::INDEX_END),
             staged: Staged::new(settings.staging),
-            waiter: Waiter::new(settings.spin, SEND_SLEEP_MAX),
+            waiter: Waiter::new(&device, settings, SEND_SLEEP_MAX),
             abandoned: Vec::new(),
             device,
         }

@@ -9,13 +9,14 @@ use invar_core::error::Ends;
 use invar_linux::interest::Interest;
 use invar_linux::reactor::Seat;
 
-use crate::Error;
+use crate::settings::EndSettings;
 use crate::spin::Spin;
 use crate::staged::Staged;
+use crate::{Device, DeviceKind, Error};
 
 /// Calls between two looks at the clock.
 const CALLS: u32 = 8;
-/// The first sleep of a wait is at most this long. Each further sleep is at most twice as long as the one before.
+/// The first sleep of a wait is at most this long. Each further sleep is at most four times as long as the one before.
 ///
 /// Descriptors wake the waiter when data arrives, or when the peer closes the connection. Other failures only the
 /// keeper notices. The keeper wakes no waiter, so the waiter must also wake by itself.
@@ -29,6 +30,10 @@ pub(crate) const RECV_SLEEP_MAX: Duration = Duration::from_secs(2);
 /// The first and the longest sleep of a waiter that no descriptor wakes. For example, some NICs do not report that
 /// a peer has written to this host's memory.
 const BLIND: [Duration; 2] = [Duration::from_micros(20), Duration::from_millis(1)];
+
+/// A wait over the software NIC spins so many times as long. Each of its messages also wakes the NIC's threads, and two
+/// ends that both sleep never see how fast they are awake.
+const SOFT_SPINS: u32 = 4;
 
 /// How one end waits.
 #[derive(Debug)]
@@ -55,10 +60,11 @@ pub(crate) trait Waits {
 }
 
 impl Waiter {
-    /// Creates the waits of an end, which spin for at most `spin` and sleep for at most `sleep_max` at a time.
-    pub(crate) fn new(spin: Duration, sleep_max: Duration) -> Self {
+    /// Creates the waits of an end of `device`, which sleep for at most `sleep_max` at a time.
+    pub(crate) fn new(device: &Device, settings: &EndSettings, sleep_max: Duration) -> Self {
+        let times = if device.info().kind == DeviceKind::Soft { SOFT_SPINS } else { 1 };
         let (interest, alarm) = Default::default();
-        Waiter { spin: Spin::new(spin), sleep_max, interest, alarm }
+        Waiter { spin: Spin::new(settings.spin * times), sleep_max, interest, alarm }
     }
 
     /// Arms the descriptors of an end by `arm`, for an end that may also wait for copies of a GPU.
@@ -93,11 +99,11 @@ impl Sleeps {
 
     /// Returns how long the next sleep is at most.
     pub(crate) fn next(&mut self, is_blind: bool) -> Duration {
-        let (sleep, max) = match is_blind {
-            true => (&mut self.blind, BLIND[1]),
-            false => (&mut self.informed, self.informed_max),
+        let (sleep, growth, max) = match is_blind {
+            true => (&mut self.blind, 2, BLIND[1]),
+            false => (&mut self.informed, 4, self.informed_max),
         };
-        let next = (*sleep * 2).min(max);
+        let next = (*sleep * growth).min(max);
         std::mem::replace(sleep, next)
     }
 }
