@@ -16,6 +16,9 @@ use crate::error::{Error, LineError};
 /// has a network learns of the reset at once.
 const RESET_NS: u64 = 2_000_000_000;
 
+/// Time after which a loss is news. A peer that has died has refused the next call by then, and is an error alone.
+const NEWS_AFTER_NS: u64 = 100_000_000;
+
 /// A stream, and its loss.
 #[derive(Debug)]
 pub(crate) struct RenewableStream<S> {
@@ -32,7 +35,7 @@ pub(crate) struct RenewableStream<S> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StreamNews {
     None,
-    /// The stream is lost.
+    /// The stream was lost some time ago.
     Lost(StreamError),
     /// The stream was made anew.
     Renewed {
@@ -47,6 +50,8 @@ struct Loss {
     error: StreamError,
     /// The time at which the loss was seen.
     since_ns: Option<u64>,
+    /// Whether [`StreamNews::Lost`] has told of the loss.
+    is_told: bool,
 }
 
 impl<S: Stream> RenewableStream<S> {
@@ -101,7 +106,7 @@ impl<S: Stream> RenewableStream<S> {
         }
         let is_in_order = error == StreamError::Closed && !self.is_calling;
         if !is_in_order {
-            self.loss.get_or_insert(Loss { error, since_ns: None });
+            self.loss.get_or_insert(Loss { error, since_ns: None, is_told: false });
             return Ok(false);
         }
         // A connector closes its old stream after it has called again.
@@ -137,17 +142,14 @@ impl<S: Stream> RenewableStream<S> {
             Ok(false) => self.is_calling = self.side == Side::Connector,
             Err(error) => return Err(Error::PeerClosed(error)),
         }
-        let Some(Loss { error, since_ns }) = &mut self.loss else {
+        let Some(Loss { error, since_ns, is_told }) = &mut self.loss else {
             return Ok(StreamNews::None);
         };
-        let Some(since_ns) = *since_ns else {
-            *since_ns = Some(now_ns);
-            return Ok(StreamNews::Lost(*error));
-        };
-        let lost_ns = now_ns.saturating_sub(since_ns);
+        let lost_ns = now_ns.saturating_sub(*since_ns.get_or_insert(now_ns));
         let is_reset = error.is_reset() && self.side == Side::Acceptor;
         if lost_ns < if is_reset { RESET_NS.min(timeout_ns) } else { timeout_ns } {
-            return Ok(StreamNews::None);
+            let is_news = lost_ns >= NEWS_AFTER_NS && !core::mem::replace(is_told, true);
+            return Ok(if is_news { StreamNews::Lost(*error) } else { StreamNews::None });
         }
         if is_reset {
             return Err(Error::PeerClosed(*error));
@@ -164,5 +166,56 @@ impl<S: Stream> RenewableStream<S> {
 
     fn renewed(&mut self) {
         (self.is_calling, self.loss) = (false, None);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use core::net::SocketAddr;
+
+    use super::*;
+
+    /// A stream whose peer does not answer calls.
+    struct Unanswered;
+
+    impl Stream for Unanswered {
+        fn peer_addr(&self) -> Option<SocketAddr> {
+            None
+        }
+
+        fn poll_connected(&mut self) -> Result<bool, StreamError> {
+            Ok(true)
+        }
+
+        fn send(&mut self, _: &[u8]) -> Result<usize, StreamError> {
+            Ok(0)
+        }
+
+        fn recv(&mut self, _: &mut [u8]) -> Result<usize, StreamError> {
+            Ok(0)
+        }
+
+        fn prepare_renewal(&mut self, _: Side, _: &Session, _: u16) -> bool {
+            true
+        }
+
+        fn renew(&mut self) -> Result<bool, StreamError> {
+            Ok(false)
+        }
+    }
+
+    #[test]
+    fn a_loss_is_told_once_and_not_before_a_dead_peer_has_refused_the_call() {
+        let session = Session::UNKNOWN_PEER;
+        let mut renewable = RenewableStream::new(Unanswered, Side::Connector, &session, Some(1));
+        let lost = StreamError::Os(104);
+        assert_eq!(renewable.lose(lost), Ok(false));
+        let mut mend = |ms: u64| renewable.mend(ms * 1_000_000, false, 1_000_000_000);
+        for ms in [5, 104] {
+            assert_eq!(mend(ms), Ok(StreamNews::None));
+        }
+        assert_eq!(mend(105), Ok(StreamNews::Lost(lost)));
+        assert_eq!(mend(1004), Ok(StreamNews::None));
+        assert!(matches!(mend(1005), Err(Error::Line(_))));
     }
 }
