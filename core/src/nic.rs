@@ -84,7 +84,8 @@ pub trait MemoryKeys {
 
 /// A NIC port, as the protocol uses it. The [module](self) documentation states the rules.
 ///
-/// No method blocks. [`Nic::poll`] may also drive a NIC that has no hardware.
+/// No method waits for the peer, except [`Nic::modify_qp`] of a NIC that implements [`Nic::resolve`].
+/// [`Nic::poll`] may also drive a NIC that has no hardware.
 pub trait Nic {
     /// Memory that this NIC can reach.
     type Memory: Memory;
